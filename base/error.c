@@ -7,6 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/utf8.h"
+
 // Longest name printed whole; the reports of issue trackers stay readable and a table of 64 KB names cannot flood a terminal.
 enum { MAX_NAME_NBYTES = 200 };
 
@@ -56,43 +58,19 @@ char *k3_error_text(const struct k3_error *err, char *dst, size_t capacity) {
   return dst;
 }
 
-// Number of bytes of the well-formed UTF-8 sequence at src (1..4) and its code point; 0 when it is malformed, overlong or a surrogate.
-static size_t decode_utf8(const unsigned char *src, size_t nbytes, uint32_t *code_point) {
-  static const uint32_t smallest[5] = {0, 0, 0x80, 0x800, 0x10000};
-  size_t n = src[0] < 0x80 ? 1 : src[0] < 0xC2 ? 0 : src[0] < 0xE0 ? 2 : src[0] < 0xF0 ? 3 : src[0] < 0xF5 ? 4 : 0;
-  if (n == 0 || n > nbytes)
-    return 0;
-  uint32_t cp = n == 1 ? src[0] : src[0] & (0x7Fu >> n);
-  for (size_t i = 1; i < n; i++) {
-    if ((src[i] & 0xC0) != 0x80)
-      return 0;
-    cp = cp << 6 | (src[i] & 0x3F);
-  }
-  if (cp < smallest[n] || (cp >= 0xD800 && cp <= 0xDFFF) || cp > 0x10FFFF)
-    return 0;
-  *code_point = cp;
-  return n;
-}
-
-static bool is_hostile(uint32_t cp) {
-  return cp < 0x20 || (cp >= 0x7F && cp <= 0x9F) || cp == 0x061C || cp == 0x200E || cp == 0x200F || (cp >= 0x2028 && cp <= 0x202E) ||
-         (cp >= 0x2066 && cp <= 0x2069) || cp == 0xFEFF;
-}
-
 // Appends src to dst[*n ..], escaped; stops before it would not fit.
 static void append_escaped(char *dst, size_t capacity, size_t *n, const char *src, size_t src_nbytes) {
-  const unsigned char *bytes = (const unsigned char *)src;
   for (size_t i = 0; i < src_nbytes;) {
     uint32_t cp = 0;
-    size_t width = decode_utf8(bytes + i, src_nbytes - i, &cp);
+    size_t width = k3_utf8_decode(src + i, src_nbytes - i, &cp);
     char escaped[12];
     const char *piece = src + i;
     size_t piece_nbytes = width;
     if (width == 0) {
-      piece_nbytes = (size_t)snprintf(escaped, sizeof escaped, "\\x%02X", bytes[i]);
+      piece_nbytes = (size_t)snprintf(escaped, sizeof escaped, "\\x%02X", (unsigned char)src[i]);
       piece = escaped;
       width = 1;
-    } else if (is_hostile(cp)) {
+    } else if (k3_utf8_is_hostile(cp)) {
       piece_nbytes = (size_t)snprintf(escaped, sizeof escaped, "\\u%04X", (unsigned)cp);
       piece = escaped;
     }
