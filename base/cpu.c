@@ -1,18 +1,30 @@
 #include "base/cpu.h"
 
 #include <sched.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 const char *k3_simd_name(enum k3_simd simd) {
   static const char *const names[] = {"scalar", "avx2", "avx512"};
   return names[simd];
 }
 
+#if defined(__x86_64__)
+// clang before 16 does not know "f16c" in __builtin_cpu_supports.
+static bool has_f16c(void) {
+  unsigned eax, ebx, ecx, edx;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
+}
+#endif
+
 static enum k3_simd detect_simd(void) {
   enum k3_simd best = K3_SIMD_SCALAR;
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) {
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c()) {
     best = K3_SIMD_AVX2;
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx512vl"))
