@@ -12,6 +12,7 @@
 // Longest name printed whole; the reports of issue trackers stay readable and a table of 64 KB names cannot flood a terminal.
 enum { MAX_NAME_NBYTES = 200 };
 
+K3_PRINTF(7, 0)
 static void vfill(struct k3_error *err, enum k3_status status, enum k3_rule rule, const char *file, const char *tensor, const char *allowed,
                   const char *found, va_list args) {
   err->status = status;
