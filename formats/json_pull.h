@@ -1,5 +1,5 @@
-// A strict pull reader for JSON whose shape is known: safetensors headers and shard indexes with half a million entries, read in one pass without a tree.
-// RFC 8259 only: UTF-8 checked, no byte-order mark, no comments, no NaN, numbers exact. Errors say the byte offset.
+// A strict pull reader for JSON whose shape is known: safetensors headers and shard indexes with half a million entries, read in one pass without a
+// tree. RFC 8259 only: UTF-8 checked, no byte-order mark, no comments, no NaN, numbers exact. Errors say the byte offset.
 #ifndef K3_FORMATS_JSON_PULL_H
 #define K3_FORMATS_JSON_PULL_H
 
@@ -13,12 +13,14 @@ enum { K3_JSON_MAX_DEPTH = 64 };
 // Holds no memory but the scratch buffer for strings with escapes; release with k3_json_close.
 struct k3_json {
   const char *begin, *next, *end;
-  const char *file;     // for messages
-  enum k3_rule rule;    // rule of every syntax error (CNT02 for headers, IDX10 for indexes)
-  struct k3_error *err; // may be NULL
+  const char *file;      // for messages
+  enum k3_rule rule;     // rule of every syntax error (CNT02 for headers, IDX10 for indexes)
+  struct k3_error *err;  // may be NULL
   unsigned depth;
-  char *scratch;        // unescaped string, valid until the next string is read
+  bool fresh;     // a container was just entered: no comma before its first entry
+  char *scratch;  // unescaped string, valid until the next string is read
   size_t scratch_nbytes;
+  const char *raw;  // first byte of the last string as it stands in the text, behind its quote
 };
 
 // A string value; points into the text when it has no escapes, else into the scratch buffer.
@@ -51,7 +53,11 @@ enum k3_status k3_json_skip(struct k3_json *json);
 // Only white space may be left.
 enum k3_status k3_json_finish(struct k3_json *json);
 
-// Reports a syntax error at the present offset.
+// Is a string of the text (raw: behind its opening quote; read successfully before; end: end of the text) equal to these
+// bytes after unescaping? Needs no memory.
+bool k3_json_raw_equal(const char *raw, const char *end, const char *bytes, size_t nbytes);
+
+// Reports a syntax error at the present offset: what was found there, and what was expected.
 enum k3_status k3_json_fail(struct k3_json *json, const char *expected);
 
 #endif
