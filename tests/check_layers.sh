@@ -16,7 +16,7 @@ allowed() {
   esac
   wanted=$1
   shift
-  for folder; do [ "$wanted" = "$folder" ] && return 0; done
+  for one; do [ "$wanted" = "$one" ] && return 0; done
   return 1
 }
 
