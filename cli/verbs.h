@@ -1,0 +1,22 @@
+// The verbs of the program: X(name, one line of help). The name gives the function k3_cmd_<name> and the file cli/<name>.c.
+#ifndef K3_CLI_VERBS_H
+#define K3_CLI_VERBS_H
+
+#include "cli/cli.h"
+
+#define K3_VERBS(X)                                           \
+  X(version, "prints the version and what this build can do") \
+  X(help, "prints this text, or the help of a verb")
+
+struct k3_verb {
+  const char *name, *summary;
+  int (*run)(struct k3_cli *cli, int argc, char **argv);
+};
+extern const struct k3_verb k3_verbs[];
+extern const size_t k3_n_verbs;
+
+#define K3_VERB_DECLARE(name, summary) int k3_cmd_##name(struct k3_cli *cli, int argc, char **argv);
+K3_VERBS(K3_VERB_DECLARE)
+#undef K3_VERB_DECLARE
+
+#endif
