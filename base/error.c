@@ -54,8 +54,8 @@ enum k3_status k3_fail_memory(struct k3_error *err, size_t nbytes) {
 
 char *k3_error_text(const struct k3_error *err, char *dst, size_t capacity) {
   const char *id = k3_rule_info(err->rule)->id;
-  snprintf(dst, capacity, "%s%s%s%s%s%s%s%s%s%s", id, id[0] ? ": " : "", err->file, err->file[0] ? ": " : "", err->tensor,
-           err->tensor[0] ? ": " : "", err->found, err->allowed[0] ? " (allowed: " : "", err->allowed, err->allowed[0] ? ")" : "");
+  snprintf(dst, capacity, "%s%s%s%s%s%s%s%s%s%s", id, id[0] ? ": " : "", err->file, err->file[0] ? ": " : "", err->tensor, err->tensor[0] ? ": " : "",
+           err->found, err->allowed[0] ? " (allowed: " : "", err->allowed, err->allowed[0] ? ")" : "");
   return dst;
 }
 
@@ -93,11 +93,11 @@ char *k3_printable(char *dst, size_t capacity, const char *src, size_t src_nbyte
     append_escaped(dst, capacity, &n, src, src_nbytes);
     return dst;
   }
-  char tail[48];
-  size_t tail_n = 0;
+  char tail[400];
+  size_t tail_n = 0, n_tail = max_nbytes / 4 < 32 ? max_nbytes / 4 : 32;
   char length_note[48];
   int note_n = snprintf(length_note, sizeof length_note, " [%zu bytes]", src_nbytes);
-  append_escaped(tail, sizeof tail, &tail_n, src + src_nbytes - 32, 32);
+  append_escaped(tail, sizeof tail, &tail_n, src + src_nbytes - n_tail, n_tail);
   size_t head = max_nbytes > 80 ? max_nbytes - 80 : max_nbytes / 2;
   append_escaped(dst, capacity > tail_n + 64 ? capacity - tail_n - (size_t)note_n - 4 : capacity, &n, src, head);
   snprintf(dst + n, capacity - n, "...%s%s", tail, length_note);
