@@ -5,6 +5,7 @@
 
 #include <stddef.h>
 
+#include "base/api.h"
 #include "base/rules.h"
 #include "base/status.h"
 
@@ -37,7 +38,7 @@ enum k3_status k3_fail_memory(struct k3_error *err, size_t nbytes);
 
 // One line "[RULE] file: tensor: found; allowed: ..." in dst, always terminated, cut at capacity. Control characters and bidirectional marks are
 // written as \u00XX so that no name from a file can steer a terminal. Returns dst.
-char *k3_error_text(const struct k3_error *err, char *dst, size_t capacity);
+K3_API char *k3_error_text(const struct k3_error *err, char *dst, size_t capacity);
 
 // Copies src to dst, escaping what must not reach a terminal (C0, DEL, C1, bidirectional controls, broken UTF-8) and shortening names above
 // `max_nbytes` bytes to a head, an ellipsis, a tail and their length. dst is always terminated. Returns dst.

@@ -2,6 +2,8 @@
 #ifndef K3_BASE_STATUS_H
 #define K3_BASE_STATUS_H
 
+#include "base/api.h"
+
 // X(code, exit code, text). K3_OK is 0; the others are grouped by tens and their numbers are stable.
 #define K3_STATUS_MAP(X)                                                \
   X(K3_OK, 0, 0, "ok")                                                  \
@@ -23,9 +25,9 @@ enum k3_status {
 };
 
 // Name of the code, such as "K3_BAD_INPUT"; static storage. Unknown codes give "K3_?".
-const char *k3_status_name(enum k3_status status);
+K3_API const char *k3_status_name(enum k3_status status);
 // One-line English text; static storage.
-const char *k3_status_text(enum k3_status status);
+K3_API const char *k3_status_text(enum k3_status status);
 // Exit code of the command line: 0 done, 1 "no", 2 usage, 3 bad input, 4 I/O, 5 not supported.
 int k3_status_exit_code(enum k3_status status);
 
