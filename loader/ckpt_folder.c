@@ -308,6 +308,7 @@ struct index_check {
   const struct k3_ckpt_options *options;
   struct k3_findings *findings;
   uint8_t *listed;  // [n_tensors], 1 when the index lists the tensor
+  uint64_t n_found;  // entries of the index whose tensor was found
 };
 
 static const struct k3_ckpt_file *file_by_name(const struct k3_ckpt *ckpt, const char *name) {
@@ -326,6 +327,7 @@ static enum k3_status check_entry(void *ctx, const char *name, size_t name_nbyte
     return K3_OK;
   if (k3_ckpt_find(check->ckpt, name, name_nbytes, &tensor)) {
     check->listed[tensor] = 1;
+    check->n_found++;
     const struct k3_ckpt_file *home = k3_ckpt_file_of(check->ckpt, tensor);
     if (strcmp(home->name, file) == 0)
       return K3_OK;
@@ -349,7 +351,7 @@ enum k3_status k3_folder_check_index(const struct k3_ckpt *ckpt, const char *ind
                                      struct k3_findings *findings, struct k3_error *err) {
   struct k3_index_summary summary = {0};
   bool ok;
-  struct index_check check = {ckpt, index_name, options, findings, k3_calloc(ckpt->n_tensors, 1, err)};
+  struct index_check check = {ckpt, index_name, options, findings, k3_calloc(ckpt->n_tensors, 1, err), 0};
   if (!check.listed)
     return K3_NO_MEMORY;
   // The first pass has already reported what is malformed, so its findings are not wanted twice.
@@ -369,7 +371,7 @@ enum k3_status k3_folder_check_index(const struct k3_ckpt *ckpt, const char *ind
   if (status == K3_OK && ok && whole) {
     if (summary.odd_total_size)
       k3_findings_report(findings, K3_IDX07, index_name, "metadata.total_size", "the sum of the tensors' bytes", "not a plain non-negative integer");
-    else if (summary.has_total_size && summary.total_size != ckpt->tensors_nbytes)
+    else if (summary.has_total_size && check.n_found == summary.n_entries && summary.total_size != ckpt->tensors_nbytes)
       k3_findings_report(findings, K3_IDX07, index_name, "metadata.total_size", "the sum of the tensors' bytes", "%llu, but the tensors hold %llu bytes",
                          (unsigned long long)summary.total_size, (unsigned long long)ckpt->tensors_nbytes);
   }

@@ -1,0 +1,327 @@
+// Recipe text -> struct k3_recipe, and the expressions in it.
+#include "formats/recipe.h"
+
+#include <jansson.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/arith.h"
+#include "base/hash.h"
+#include "formats/json_tree.h"
+
+// What every reader below needs.
+struct parse {
+  struct k3_recipe *recipe;
+  const char *file;
+  struct k3_error *err;
+};
+
+static enum k3_status bad(struct parse *p, const char *key, const char *allowed) {
+  return k3_fail(p->err, K3_BAD_INPUT, K3_RULE_NONE, p->file, key, allowed, "not what a recipe may hold here");
+}
+
+static enum k3_status keep_text(struct parse *p, const char *key, const json_t *value, const char **text) {
+  if (!json_is_string(value))
+    return bad(p, key, "a text");
+  *text = k3_arena_strndup(&p->recipe->arena, json_string_value(value), json_string_length(value), p->err);
+  return *text ? K3_OK : K3_NO_MEMORY;
+}
+
+// Expressions may be written as numbers.
+static enum k3_status keep_expression(struct parse *p, const char *key, const json_t *value, const char **text) {
+  if (!json_is_integer(value))
+    return keep_text(p, key, value, text);
+  char digits[24];
+  int n = snprintf(digits, sizeof digits, "%lld", (long long)json_integer_value(value));
+  *text = k3_arena_strndup(&p->recipe->arena, digits, (size_t)n, p->err);
+  return *text ? K3_OK : K3_NO_MEMORY;
+}
+
+static enum k3_status keep_array(struct parse *p, size_t n_items, size_t item_nbytes, void *array_ptr) {
+  void *items = k3_arena_alloc(&p->recipe->arena, (n_items ? n_items : 1) * item_nbytes, p->err);
+  if (!items)
+    return K3_NO_MEMORY;
+  memset(items, 0, n_items * item_nbytes);
+  memcpy(array_ptr, &items, sizeof items);
+  return K3_OK;
+}
+
+static enum k3_status read_texts(struct parse *p, const json_t *root, const char *key, const char ***texts, size_t *n_texts) {
+  const json_t *list = json_object_get(root, key);
+  if (!list)
+    return K3_OK;
+  if (!json_is_array(list))
+    return bad(p, key, "a list of texts");
+  K3_TRY(keep_array(p, json_array_size(list), sizeof **texts, texts));
+  for (size_t i = 0; i < json_array_size(list); i++)
+    K3_TRY(keep_text(p, key, json_array_get(list, i), &(*texts)[i]));
+  *n_texts = json_array_size(list);
+  return K3_OK;
+}
+
+static enum k3_status read_named(struct parse *p, const json_t *root, const char *key, struct k3_recipe_named **named, size_t *n_named) {
+  json_t *object = json_object_get(root, key);
+  if (!object)
+    return K3_OK;
+  if (!json_is_object(object))
+    return bad(p, key, "an object of texts");
+  K3_TRY(keep_array(p, json_object_size(object), sizeof **named, named));
+  const char *name;
+  json_t *value;
+  size_t n = 0;
+  json_object_foreach(object, name, value) {
+    (*named)[n].name = k3_arena_strndup(&p->recipe->arena, name, strlen(name), p->err);
+    if (!(*named)[n].name)
+      return K3_NO_MEMORY;
+    K3_TRY(keep_expression(p, name, value, &(*named)[n].value));
+    n++;
+  }
+  *n_named = n;
+  return K3_OK;
+}
+
+static enum k3_status read_ignore(struct parse *p, const json_t *root) {
+  const json_t *list = json_object_get(root, "ignore");
+  if (!list)
+    return K3_OK;
+  if (!json_is_array(list))
+    return bad(p, "ignore", "a list of {name, why}");
+  K3_TRY(keep_array(p, json_array_size(list), sizeof *p->recipe->ignore, &p->recipe->ignore));
+  for (size_t i = 0; i < json_array_size(list); i++) {
+    const json_t *item = json_array_get(list, i);
+    K3_TRY(keep_text(p, "ignore.name", json_object_get(item, "name"), &p->recipe->ignore[i].name));
+    K3_TRY(keep_text(p, "ignore.why", json_object_get(item, "why"), &p->recipe->ignore[i].value));
+  }
+  p->recipe->n_ignore = json_array_size(list);
+  return K3_OK;
+}
+
+static enum k3_status read_matches(struct parse *p, const json_t *root) {
+  const json_t *list = json_object_get(root, "match");
+  if (!list)
+    return K3_OK;
+  if (!json_is_array(list))
+    return bad(p, "match", "a list");
+  K3_TRY(keep_array(p, json_array_size(list), sizeof *p->recipe->matches, &p->recipe->matches));
+  p->recipe->n_matches = json_array_size(list);
+  for (size_t i = 0; i < p->recipe->n_matches; i++) {
+    struct k3_recipe_match *match = &p->recipe->matches[i];
+    const json_t *item = json_array_get(list, i);
+    json_t *config = json_object_get(item, "config");
+    const char *field;
+    json_t *value;
+    json_object_foreach(config, field, value) {
+      match->config_field = k3_arena_strndup(&p->recipe->arena, field, strlen(field), p->err);
+      if (!match->config_field)
+        return K3_NO_MEMORY;
+      K3_TRY(keep_text(p, field, value, &match->config_value));
+    }
+    K3_TRY(read_texts(p, item, "tensors", &match->tensors, &match->n_tensors));
+    if (!match->config_field && match->n_tensors == 0)
+      return bad(p, "match", "{\"config\": {field: text}} or {\"tensors\": [names]}");
+  }
+  return K3_OK;
+}
+
+static enum k3_status read_indexes(struct parse *p, const json_t *root) {
+  json_t *object = json_object_get(root, "indexes");
+  const char *name;
+  json_t *value;
+  json_object_foreach(object, name, value) {
+    if (strlen(name) != 1 || p->recipe->n_indexes == K3_RECIPE_MAX_INDEXES)
+      return bad(p, "indexes", "at most four one-letter names");
+    struct k3_recipe_index *index = &p->recipe->indexes[p->recipe->n_indexes++];
+    index->letter = name[0];
+    K3_TRY(keep_expression(p, name, value, &index->count));
+  }
+  return K3_OK;
+}
+
+static enum k3_status read_shape(struct parse *p, const json_t *list, struct k3_recipe_param *param) {
+  if (!json_is_array(list) || json_array_size(list) > K3_RECIPE_MAX_RANK)
+    return bad(p, param->name, "a list of at most five expressions");
+  param->rank = (unsigned)json_array_size(list);
+  for (unsigned i = 0; i < param->rank; i++)
+    K3_TRY(keep_expression(p, param->name, json_array_get(list, i), &param->shape[i]));
+  return K3_OK;
+}
+
+static enum k3_status read_params(struct parse *p, const json_t *item, struct k3_recipe_module *module) {
+  json_t *shape = json_object_get(item, "shape"), *params = json_object_get(item, "params");
+  K3_TRY(keep_array(p, (shape != NULL) + json_object_size(params), sizeof *module->params, &module->params));
+  if (shape) {
+    module->params[0].name = "weight";
+    K3_TRY(read_shape(p, shape, &module->params[0]));
+    module->n_params = 1;
+  }
+  const char *name;
+  json_t *value;
+  json_object_foreach(params, name, value) {
+    struct k3_recipe_param *param = &module->params[module->n_params++];
+    param->name = k3_arena_strndup(&p->recipe->arena, name, strlen(name), p->err);
+    if (!param->name)
+      return K3_NO_MEMORY;
+    K3_TRY(read_shape(p, value, param));
+  }
+  if (module->n_params == 0)
+    return bad(p, module->name, "a shape, or params");
+  const json_t *linear = json_object_get(item, "linear");
+  module->linear = linear ? json_is_true(linear) : shape && module->params[0].rank == 2;
+  return K3_OK;
+}
+
+static enum k3_status read_dtypes(struct parse *p, const json_t *item, struct k3_recipe_module *module) {
+  const json_t *list = json_object_get(item, "dtypes");
+  module->dtypes = 1u << K3_DTYPE_BF16 | 1u << K3_DTYPE_F16 | 1u << K3_DTYPE_F32;
+  if (!list)
+    return K3_OK;
+  module->dtypes = 0;
+  for (size_t i = 0; i < json_array_size(list); i++) {
+    const json_t *name = json_array_get(list, i);
+    enum k3_dtype dtype;
+    if (!json_is_string(name) || !k3_dtype_from_name(json_string_value(name), json_string_length(name), &dtype))
+      return bad(p, "dtypes", "dtype names of safetensors");
+    module->dtypes |= 1u << dtype;
+  }
+  return module->dtypes ? K3_OK : bad(p, "dtypes", "a list of dtype names");
+}
+
+static enum k3_status read_layers(struct parse *p, const json_t *item, struct k3_recipe_module *module) {
+  json_t *layers = json_object_get(item, "layers");
+  if (!layers)
+    return K3_OK;
+  if (json_object_get(layers, "from")) {
+    module->layers = K3_LAYERS_RANGE;
+    K3_TRY(keep_expression(p, "layers.from", json_object_get(layers, "from"), &module->layers_from));
+    return keep_expression(p, "layers.to", json_object_get(layers, "to"), &module->layers_to);
+  }
+  bool listed = json_object_get(layers, "listed") != NULL;
+  module->layers = listed ? K3_LAYERS_LISTED : K3_LAYERS_MASK;
+  K3_TRY(keep_text(p, "layers", json_object_get(layers, listed ? "listed" : "mask"), &module->layers_field));
+  const json_t *number = json_object_get(layers, listed ? "base" : "is");
+  if (!json_is_integer(number) || json_integer_value(number) < 0)
+    return bad(p, "layers", "base or is: a number");
+  module->layers_number = (uint64_t)json_integer_value(number);
+  return K3_OK;
+}
+
+static enum k3_status read_choice(struct parse *p, const json_t *item, const char *key, const char *const *words, int n_words, int *choice) {
+  const json_t *value = json_object_get(item, key);
+  if (!value)
+    return K3_OK;
+  for (int i = 0; json_is_string(value) && i < n_words; i++) {
+    if (strcmp(words[i], json_string_value(value)) == 0) {
+      *choice = i;
+      return K3_OK;
+    }
+  }
+  return bad(p, key, "one of the words in the description of recipes");
+}
+
+static enum k3_status read_module(struct parse *p, const json_t *item, struct k3_recipe_module *module) {
+  static const char *const roles[] = {"core", "optional", "borrowed"}, *const rules[] = {"replicate", "column", "row", "vocab"};
+  K3_TRY(keep_text(p, "modules.name", json_object_get(item, "name"), &module->name));
+  K3_TRY(read_params(p, item, module));
+  K3_TRY(read_dtypes(p, item, module));
+  K3_TRY(read_layers(p, item, module));
+  if (json_object_get(item, "into")) {
+    K3_TRY(keep_text(p, "into", json_object_get(item, "into"), &module->into));
+  } else {
+    char *into = k3_asprintf(p->err, "%s%s", p->recipe->image_root, module->name);
+    module->into = into ? k3_arena_strndup(&p->recipe->arena, into, strlen(into), p->err) : NULL;
+    k3_free(into);
+    if (!module->into)
+      return K3_NO_MEMORY;
+  }
+  if (json_object_get(item, "shard"))
+    K3_TRY(keep_expression(p, "shard", json_object_get(item, "shard"), &module->shard));
+  const json_t *view = json_object_get(item, "view");
+  if (view) {
+    K3_TRY(keep_text(p, "view.name", json_object_get(view, "name"), &module->view));
+    K3_TRY(keep_expression(p, "view.shard", json_object_get(view, "shard"), &module->view_shard));
+  }
+  if (json_object_get(item, "reduce_into"))
+    K3_TRY(keep_text(p, "reduce_into", json_object_get(item, "reduce_into"), &module->reduce_into));
+  int role = 0, rule = 0;
+  K3_TRY(read_choice(p, item, "role", roles, 3, &role));
+  K3_TRY(read_choice(p, item, "tp", rules, 4, &rule));
+  module->role = (enum k3_role)role;
+  module->tp = (enum k3_tp_rule)rule;
+  module->outer = json_is_true(json_object_get(item, "outer"));
+  json_t *when = json_object_get(item, "when"), *value;
+  const char *field;
+  json_object_foreach(when, field, value) {
+    module->when_field = k3_arena_strndup(&p->recipe->arena, field, strlen(field), p->err);
+    module->when_value = json_is_true(value);
+    if (!module->when_field)
+      return K3_NO_MEMORY;
+  }
+  return K3_OK;
+}
+
+static enum k3_status read_recipe(struct parse *p, const json_t *root) {
+  static const char *const known[] = {"name",    "family",  "match",    "roots", "image_root", "aliases", "dims",      "indexes",
+                                      "require", "borrowed", "carry", "ignore", "modules",    "about",   "keep_names"};
+  struct k3_recipe *recipe = p->recipe;
+  const char *key;
+  json_t *value;
+  json_object_foreach((json_t *)(uintptr_t)root, key, value) {
+    bool is_known = false;
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
+      is_known |= strcmp(key, known[i]) == 0;
+    if (!is_known)
+      return bad(p, key, "a key of the description of recipes (k3pack recipes --help)");
+  }
+  K3_TRY(keep_text(p, "name", json_object_get(root, "name"), &recipe->name));
+  recipe->family = recipe->name;
+  if (json_object_get(root, "family"))
+    K3_TRY(keep_text(p, "family", json_object_get(root, "family"), &recipe->family));
+  recipe->image_root = "";
+  if (json_object_get(root, "image_root"))
+    K3_TRY(keep_text(p, "image_root", json_object_get(root, "image_root"), &recipe->image_root));
+  recipe->keep_names = json_is_true(json_object_get(root, "keep_names"));
+  K3_TRY(read_texts(p, root, "roots", &recipe->roots, &recipe->n_roots));
+  K3_TRY(read_texts(p, root, "require", &recipe->require, &recipe->n_require));
+  K3_TRY(read_texts(p, root, "carry", &recipe->carry, &recipe->n_carry));
+  const json_t *borrowed = json_object_get(root, "borrowed");
+  if (borrowed)
+    K3_TRY(read_texts(p, borrowed, "roots", &recipe->borrowed_roots, &recipe->n_borrowed_roots));
+  K3_TRY(read_named(p, root, "aliases", &recipe->aliases, &recipe->n_aliases));
+  K3_TRY(read_named(p, root, "dims", &recipe->dims, &recipe->n_dims));
+  K3_TRY(read_ignore(p, root));
+  K3_TRY(read_matches(p, root));
+  K3_TRY(read_indexes(p, root));
+  const json_t *modules = json_object_get(root, "modules");
+  if (!modules && recipe->keep_names)
+    return K3_OK;
+  if (!json_is_array(modules) || json_array_size(modules) == 0 || json_array_size(modules) > 4096)
+    return bad(p, "modules", "a list of 1 to 4096 modules");
+  K3_TRY(keep_array(p, json_array_size(modules), sizeof *recipe->modules, &recipe->modules));
+  recipe->n_modules = json_array_size(modules);
+  for (size_t i = 0; i < recipe->n_modules; i++)
+    K3_TRY(read_module(p, json_array_get(modules, i), &recipe->modules[i]));
+  return K3_OK;
+}
+
+enum k3_status k3_recipe_parse(const char *text, size_t nbytes, const char *file, struct k3_recipe *recipe, struct k3_error *err) {
+  *recipe = (struct k3_recipe){0};
+  json_t *root = k3_json_tree_parse(text, nbytes, K3_RULE_NONE, file, err);
+  if (!root)
+    return err && err->status != K3_OK ? err->status : K3_BAD_INPUT;
+  struct parse p = {recipe, file, err};
+  uint8_t digest[K3_SHA256_NBYTES];
+  enum k3_status status = k3_sha256(text, nbytes, digest, err);
+  if (status == K3_OK) {
+    k3_hex(recipe->sha256, digest);
+    status = read_recipe(&p, root);
+  }
+  json_decref(root);
+  if (status != K3_OK)
+    k3_recipe_free(recipe);
+  return status;
+}
+
+void k3_recipe_free(struct k3_recipe *recipe) {
+  k3_arena_free(&recipe->arena);
+  *recipe = (struct k3_recipe){0};
+}

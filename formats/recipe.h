@@ -1,0 +1,125 @@
+// A recipe: one JSON table from which renaming, stacking, views, shapes, tensor-parallel rules, roles and reductions of a model family are derived.
+//   name      "k3-dspark"
+//   family    how the runtime reads the image: "k3-dspark", or absent (a container of weights)
+//   match     [{"config": {"model_type": "k3_dspark"}}, {"tensors": ["context_proj.weight", ...]}]: any one alternative is enough; tensor names are
+//             tried under every root and alias, a trailing '*' matches the rest of the name
+//   roots     prefixes of the source names, exactly one of which a checkpoint uses; image_root: the prefix in the image
+//   aliases   {"fc": "context_proj"}: module names of other exporters
+//   dims      {"E": "kv_lora_rank + qk_rope_head_dim"}: sums and products of config fields, numbers, len(list field) and dims named before
+//   indexes   {"i": "L"}: how far the index of a name such as layers.{i} runs: 0 .. L-1
+//   require   names of checks in C, by family
+//   borrowed  {"roots": ["language_model.model.", ...]}: where a target model keeps what this one borrows
+//   carry     ["vision_tower."]: prefixes (outside the root) of tensors that are kept as they are
+//   ignore    [{"name": "layers.{i}.self_attn.rotary_emb.inv_freq", "why": "..."}]: dropped, listed in the manifest
+//   modules   in the order in which the forward needs them:
+//     name        "layers.{i}.self_attn.q_a_proj", without root
+//     shape       ["Rq", "H"]: of `weight`; expressions as in dims
+//     params      {"bias": [], "e_score_correction_bias": ["X"]}: further plain parameters with their shapes; "weight" comes from `shape`
+//     dtypes      ["F32"]: allowed for plain parameters (default BF16, F16, F32)
+//     linear      true (default for rank 2): may be stored quantised, with companions
+//     into        image module (absolute); default image_root + name. shard: its place there, a number or an expression of indexes ("2*{e}")
+//     view        {"name": "model.context_kv_proj", "shard": "{i}"}: the same rows a second time, without a byte
+//     role        "core" (default), "optional", "borrowed"
+//     tp          "replicate" (default), "column", "row", "vocab"
+//     reduce_into image module of the norm that completes the partial sums of a row-parallel product; "{i+1}" is the next layer, " | " separates
+//                 alternatives, of which the first that exists counts
+//     outer       true: also accepted (and stored) outside the root, as lm_head is
+//     when        {"fc_norm": true}: the module exists only if the config field (absent counts as false) has this value
+//     layers      {"from": "X", "to": "L"} | {"listed": "field.list", "base": 1} | {"mask": "field.list", "is": 1}: which i the module exists for
+#ifndef K3_FORMATS_RECIPE_H
+#define K3_FORMATS_RECIPE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/alloc.h"
+#include "base/error.h"
+#include "formats/config.h"
+#include "formats/manifest.h"
+
+enum { K3_RECIPE_MAX_INDEXES = 4, K3_RECIPE_MAX_RANK = 5 };
+
+struct k3_recipe_index {
+  char letter;         // 'i' of "{i}"
+  const char *count;   // expression
+};
+
+struct k3_recipe_param {
+  const char *name;                          // "weight", "bias", ...
+  const char *shape[K3_RECIPE_MAX_RANK];     // expressions
+  unsigned rank;
+};
+
+enum k3_recipe_layers { K3_LAYERS_ALL, K3_LAYERS_RANGE, K3_LAYERS_LISTED, K3_LAYERS_MASK };
+
+struct k3_recipe_module {
+  const char *name;
+  const char *into;              // absolute, never NULL
+  const char *shard;             // expression of indexes, NULL when nothing is stacked
+  const char *view, *view_shard; // NULL: none
+  const char *reduce_into;       // NULL: none
+  struct k3_recipe_param *params;
+  size_t n_params;
+  uint32_t dtypes;               // bit per enum k3_dtype
+  enum k3_role role;
+  enum k3_tp_rule tp;
+  bool linear, outer;
+  const char *when_field;        // NULL: always
+  bool when_value;
+  enum k3_recipe_layers layers;
+  const char *layers_from, *layers_to;  // RANGE
+  const char *layers_field;             // LISTED, MASK
+  uint64_t layers_number;               // base of LISTED, value of MASK
+};
+
+struct k3_recipe_match {
+  const char *config_field, *config_value;  // NULL: not by config
+  const char **tensors;                     // [n_tensors], all must be there
+  size_t n_tensors;
+};
+
+struct k3_recipe_named {
+  const char *name, *value;  // alias -> name, dim -> expression, ignored name -> why
+};
+
+struct k3_recipe {
+  const char *name, *family;
+  char sha256[65];  // of the recipe's text
+  struct k3_recipe_match *matches;
+  size_t n_matches;
+  const char **roots;
+  size_t n_roots;
+  const char *image_root;
+  struct k3_recipe_named *aliases, *dims, *ignore;
+  size_t n_aliases, n_dims, n_ignore;
+  struct k3_recipe_index indexes[K3_RECIPE_MAX_INDEXES];
+  size_t n_indexes;
+  const char **require, **borrowed_roots, **carry;
+  size_t n_require, n_borrowed_roots, n_carry;
+  struct k3_recipe_module *modules;
+  size_t n_modules;
+  bool keep_names;  // "generic": every tensor is copied under its own name, there are no modules
+  struct k3_arena arena;
+};
+
+// Parses a recipe text. K3_BAD_INPUT (no rule: a recipe is the user's program, not a checkpoint) naming the key that is wrong. On failure *recipe is
+// empty and needs no free.
+enum k3_status k3_recipe_parse(const char *text, size_t nbytes, const char *file, struct k3_recipe *recipe, struct k3_error *err);
+void k3_recipe_free(struct k3_recipe *recipe);
+
+// Value of an expression under a config: names are dims of the recipe, then config fields; "{x}" are the given indexes.
+//   indexes  [n_indexes of the recipe], may be NULL when the expression has none
+// CFG20 for a missing field or a product beyond 2^63.
+enum k3_status k3_recipe_eval(const struct k3_recipe *recipe, const struct k3_config *config, const char *expression, const uint64_t *indexes,
+                              uint64_t *value, struct k3_error *err);
+
+// Whether a module exists at all under a config, and for layer i. Absent fields count as false or as an empty list.
+enum k3_status k3_recipe_module_exists(const struct k3_recipe *recipe, const struct k3_config *config, const struct k3_recipe_module *module,
+                                       bool *exists, struct k3_error *err);
+enum k3_status k3_recipe_layer_exists(const struct k3_recipe *recipe, const struct k3_config *config, const struct k3_recipe_module *module,
+                                      uint64_t layer, bool *exists, struct k3_error *err);
+
+// Writes a pattern with "{x}" replaced by the indexes into dst (terminated, cut at capacity); returns the length it would need.
+size_t k3_recipe_expand(const struct k3_recipe *recipe, const char *pattern, const uint64_t *indexes, char *dst, size_t capacity);
+
+#endif

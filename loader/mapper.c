@@ -1,0 +1,324 @@
+#include "loader/mapper.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/alloc.h"
+
+static const char *const PARAM_NAMES[K3_PARAM_KNOWN_COUNT] = {
+    "weight",      "weight_packed",      "weight_scale",      "weight_global_scale", "weight_scale_2", "weight_scale_inv",
+    "input_scale", "input_global_scale", "weight_zero_point", "weight_shape",        "weight_g_idx",   "bias",
+};
+
+enum { MAX_PATTERN_NBYTES = 512, MAX_NUMBERS = 8 };
+
+// Pattern of a module name: numbers and "{x}" are '#'. `next` chains modules that share one (alternatives by `when`).
+struct k3_mapper_slot {
+  const char *pattern;  // NULL: free
+  const char *why;      // an ignore rule instead of a module
+  uint16_t module;
+};
+
+const char *k3_param_name(enum k3_param param) {
+  return param < K3_PARAM_KNOWN_COUNT ? PARAM_NAMES[param] : "?";
+}
+
+bool k3_param_from_name(const char *name, size_t nbytes, enum k3_param *param) {
+  for (int i = 0; i < K3_PARAM_KNOWN_COUNT; i++) {
+    if (strlen(PARAM_NAMES[i]) == nbytes && memcmp(PARAM_NAMES[i], name, nbytes) == 0) {
+      *param = (enum k3_param)i;
+      return true;
+    }
+  }
+  return false;
+}
+
+static uint32_t hash_text(const char *text, size_t nbytes) {
+  uint32_t h = 2166136261u;
+  for (size_t i = 0; i < nbytes; i++)
+    h = (h ^ (unsigned char)text[i]) * 16777619u;
+  return h ^ h >> 15;
+}
+
+// Next slot of that pattern at or behind *slot; NULL when there is none (left).
+static const struct k3_mapper_slot *find_slot(const struct k3_mapper *mapper, const char *pattern, size_t nbytes, uint32_t *slot) {
+  for (;; (*slot)++) {
+    const struct k3_mapper_slot *s = &mapper->slots[*slot & mapper->slot_mask];
+    if (!s->pattern)
+      return NULL;
+    if (strlen(s->pattern) == nbytes && memcmp(s->pattern, pattern, nbytes) == 0)
+      return s;
+  }
+}
+
+static void add_slot(struct k3_mapper *mapper, const char *pattern, uint16_t module, const char *why) {
+  uint32_t slot = hash_text(pattern, strlen(pattern)) & mapper->slot_mask;
+  while (mapper->slots[slot].pattern)
+    slot = (slot + 1) & mapper->slot_mask;
+  mapper->slots[slot] = (struct k3_mapper_slot){pattern, why, module};
+}
+
+// Copies a recipe name with every "{x}" as '#'; the result lives behind the slots.
+static const char *pattern_of(char **next, const char *name) {
+  char *pattern = *next, *to = pattern;
+  for (const char *c = name; *c; c++) {
+    *to++ = *c == '{' ? '#' : *c;
+    if (*c == '{')
+      c += 2;
+  }
+  *to++ = '\0';
+  *next = to;
+  return pattern;
+}
+
+enum k3_status k3_mapper_create(const struct k3_recipe *recipe, const struct k3_config *config, struct k3_mapper *mapper, struct k3_error *err) {
+  *mapper = (struct k3_mapper){.recipe = recipe, .config = config, .root = "", .outer_root = ""};
+  size_t n_entries = recipe->n_modules + recipe->n_ignore, n_slots = 16, n_text = 1;
+  while (n_slots < 2 * n_entries)
+    n_slots *= 2;
+  for (size_t i = 0; i < recipe->n_modules; i++)
+    n_text += strlen(recipe->modules[i].name) + 1;
+  for (size_t i = 0; i < recipe->n_ignore; i++)
+    n_text += strlen(recipe->ignore[i].name) + 1;
+  mapper->slots = k3_calloc(n_slots * sizeof *mapper->slots + n_text, 1, err);
+  mapper->exists = k3_calloc(recipe->n_modules, sizeof *mapper->exists, err);
+  enum k3_status status = mapper->slots && mapper->exists ? K3_OK : K3_NO_MEMORY;
+  if (status != K3_OK)
+    goto out;
+  mapper->slot_mask = (uint32_t)(n_slots - 1);
+  char *next = (char *)(mapper->slots + n_slots);
+  for (size_t i = 0; i < recipe->n_modules; i++) {
+    add_slot(mapper, pattern_of(&next, recipe->modules[i].name), (uint16_t)i, NULL);
+    K3_TRY_GOTO(status, out, k3_recipe_module_exists(recipe, config, &recipe->modules[i], &mapper->exists[i], err));
+  }
+  for (size_t i = 0; i < recipe->n_ignore; i++)
+    add_slot(mapper, pattern_of(&next, recipe->ignore[i].name), 0, recipe->ignore[i].value);
+  for (size_t i = 0; i < recipe->n_indexes; i++)
+    K3_TRY_GOTO(status, out, k3_recipe_eval(recipe, config, recipe->indexes[i].count, NULL, &mapper->index_counts[i], err));
+out:
+  if (status != K3_OK)
+    k3_mapper_free(mapper);
+  return status;
+}
+
+void k3_mapper_free(struct k3_mapper *mapper) {
+  k3_free(mapper->slots);
+  k3_free(mapper->exists);
+  *mapper = (struct k3_mapper){0};
+}
+
+void k3_mapper_set_root(struct k3_mapper *mapper, const char *root) {
+  snprintf(mapper->root_buffer, sizeof mapper->root_buffer, "%s", root);
+  snprintf(mapper->outer_buffer, sizeof mapper->outer_buffer, "%s", root);
+  size_t n = strlen(mapper->outer_buffer), tail = strlen("model.");
+  if (n >= tail && strcmp(mapper->outer_buffer + n - tail, "model.") == 0)
+    mapper->outer_buffer[n - tail] = '\0';
+  mapper->root = mapper->root_buffer;
+  mapper->outer_root = mapper->outer_buffer;
+}
+
+// A name without root, cut into module and parameter, its numbers taken out.
+struct split_name {
+  char pattern[MAX_PATTERN_NBYTES];
+  size_t n_pattern;
+  uint64_t numbers[MAX_NUMBERS];
+  size_t n_numbers;
+  const char *param;
+  size_t n_param;
+  bool odd_number;
+};
+
+// Reads a component that begins with a digit or sign: a canonical number, an odd spelling of one ("007", "+1"), or no number at all ("3d_conv").
+static bool read_number(const char *text, size_t nbytes, uint64_t *value, bool *odd) {
+  size_t i = nbytes > 1 && (text[0] == '+' || text[0] == '-') ? 1 : 0;
+  *odd = i == 1 || (nbytes - i > 1 && text[i] == '0') || nbytes - i > 9;
+  *value = 0;
+  for (; i < nbytes; i++) {
+    if (text[i] < '0' || text[i] > '9')
+      return false;
+    *value = *value * 10 + (uint64_t)(text[i] - '0');
+    if (*value > UINT32_MAX)
+      *value = UINT32_MAX;
+  }
+  return true;
+}
+
+static bool split(const char *name, size_t nbytes, struct split_name *s) {
+  *s = (struct split_name){.n_pattern = 0};
+  const char *end = name + nbytes, *last_dot = NULL;
+  for (const char *c = name; c < end; c++)
+    last_dot = *c == '.' ? c : last_dot;
+  if (!last_dot || last_dot == name || last_dot + 1 == end)
+    return false;
+  s->param = last_dot + 1;
+  s->n_param = (size_t)(end - s->param);
+  for (const char *from = name; from < last_dot;) {
+    const char *dot = memchr(from, '.', (size_t)(last_dot - from)), *to = dot ? dot : last_dot;
+    size_t n = (size_t)(to - from);
+    uint64_t value;
+    bool odd = false;
+    if (s->n_pattern + n + 2 >= MAX_PATTERN_NBYTES)
+      return false;
+    if (s->n_pattern > 0)
+      s->pattern[s->n_pattern++] = '.';
+    if (n > 0 && read_number(from, n, &value, &odd) && s->n_numbers < MAX_NUMBERS) {
+      s->numbers[s->n_numbers++] = value;
+      s->odd_number |= odd;
+      s->pattern[s->n_pattern++] = '#';
+    } else {
+      memcpy(s->pattern + s->n_pattern, from, n);
+      s->n_pattern += n;
+    }
+    from = to + 1;
+  }
+  s->pattern[s->n_pattern] = '\0';
+  return true;
+}
+
+static void apply_alias(const struct k3_recipe *recipe, struct split_name *s) {
+  for (size_t i = 0; i < recipe->n_aliases; i++) {
+    if (strcmp(recipe->aliases[i].name, s->pattern) == 0) {
+      int n = snprintf(s->pattern, sizeof s->pattern, "%s", recipe->aliases[i].value);
+      s->n_pattern = (size_t)n < sizeof s->pattern ? (size_t)n : sizeof s->pattern - 1;
+      return;
+    }
+  }
+}
+
+// The parameter of a module that the last component names; false when the module has none such.
+static bool param_of(const struct k3_recipe_module *module, const struct split_name *s, uint8_t *param) {
+  for (size_t k = 0; k < module->n_params; k++) {
+    const char *name = module->params[k].name;
+    if (strcmp(name, "weight") != 0 && strlen(name) == s->n_param && memcmp(name, s->param, s->n_param) == 0) {
+      *param = (uint8_t)(K3_PARAM_OF_MODULE + k);
+      return true;
+    }
+  }
+  enum k3_param known;
+  if (!k3_param_from_name(s->param, s->n_param, &known) || known == K3_PARAM_BIAS)
+    return false;
+  bool has_weight = strcmp(module->params[0].name, "weight") == 0;
+  *param = (uint8_t)known;
+  return has_weight && (known == K3_PARAM_WEIGHT || module->linear);
+}
+
+// Values of the recipe's indexes from the numbers of the name, in the order of the "{x}" of the module's name.
+static enum k3_mapper_answer read_indexes(const struct k3_mapper *mapper, const struct k3_recipe_module *module, const struct split_name *s,
+                                          struct k3_mapped *mapped) {
+  size_t at = 0;
+  memset(mapped->index, 0, sizeof mapped->index);
+  for (const char *c = module->name; *c; c++) {
+    if (*c != '{')
+      continue;
+    for (size_t i = 0; i < mapper->recipe->n_indexes; i++) {
+      if (mapper->recipe->indexes[i].letter != c[1])
+        continue;
+      if (s->numbers[at] >= mapper->index_counts[i])
+        return K3_BEYOND_COUNT;
+      mapped->index[i] = (uint32_t)s->numbers[at];
+    }
+    at++;
+  }
+  return K3_MAPPED;
+}
+
+// Whether the layer index of a mapped tensor is one that its module exists for.
+static bool layer_exists(const struct k3_mapper *mapper, const struct k3_recipe_module *module, const struct k3_mapped *mapped) {
+  bool exists = true;
+  if (module->layers == K3_LAYERS_ALL)
+    return true;
+  return k3_recipe_layer_exists(mapper->recipe, mapper->config, module, mapped->index[0], &exists, NULL) == K3_OK && exists;
+}
+
+static enum k3_mapper_answer resolve_under(const struct k3_mapper *mapper, const char *name, size_t nbytes, const char *root, bool outer_only,
+                                           struct k3_mapped *mapped, const char **why) {
+  size_t n_root = strlen(root);
+  struct split_name s;
+  if (nbytes <= n_root || memcmp(name, root, n_root) != 0 || !split(name + n_root, nbytes - n_root, &s))
+    return K3_UNKNOWN_NAME;
+  apply_alias(mapper->recipe, &s);
+  enum k3_mapper_answer answer = K3_UNKNOWN_NAME;
+  uint32_t slot = hash_text(s.pattern, s.n_pattern);
+  for (const struct k3_mapper_slot *found; (found = find_slot(mapper, s.pattern, s.n_pattern, &slot)); slot++) {
+    const struct k3_recipe_module *module = &mapper->recipe->modules[found->module];
+    if (found->why || !mapper->exists[found->module] || (outer_only && !module->outer) || !param_of(module, &s, &mapped->param))
+      continue;
+    if (s.odd_number)
+      return K3_ODD_NUMBER;
+    mapped->module = found->module;
+    answer = read_indexes(mapper, module, &s, mapped);
+    if (answer == K3_MAPPED && layer_exists(mapper, module, mapped))
+      return K3_MAPPED;
+    if (answer == K3_MAPPED)
+      answer = K3_UNKNOWN_NAME;
+  }
+  if (answer != K3_UNKNOWN_NAME)
+    return answer;
+  // An ignore rule names whole tensors, so its last component belongs to the pattern.
+  char whole[MAX_PATTERN_NBYTES];
+  int n = snprintf(whole, sizeof whole, "%s.%.*s", s.pattern, (int)s.n_param, s.param);
+  slot = hash_text(whole, n > 0 && (size_t)n < sizeof whole ? (size_t)n : 0);
+  for (const struct k3_mapper_slot *found; n > 0 && (size_t)n < sizeof whole && (found = find_slot(mapper, whole, (size_t)n, &slot)); slot++) {
+    if (found->why) {
+      *why = found->why;
+      return K3_MAPPED_IGNORE;
+    }
+  }
+  return K3_UNKNOWN_NAME;
+}
+
+enum k3_mapper_answer k3_mapper_resolve(const struct k3_mapper *mapper, const char *name, size_t nbytes, struct k3_mapped *mapped, const char **why) {
+  enum k3_mapper_answer answer = resolve_under(mapper, name, nbytes, mapper->root, false, mapped, why);
+  if (answer == K3_UNKNOWN_NAME && strcmp(mapper->root, mapper->outer_root) != 0)
+    answer = resolve_under(mapper, name, nbytes, mapper->outer_root, true, mapped, why);
+  for (size_t i = 0; answer == K3_UNKNOWN_NAME && i < mapper->recipe->n_carry; i++) {
+    if (strncmp(name, mapper->recipe->carry[i], strlen(mapper->recipe->carry[i])) == 0)
+      answer = K3_MAPPED_CARRY;
+  }
+  return answer;
+}
+
+const char *k3_param_image_name(const struct k3_recipe_module *module, unsigned param, bool packed) {
+  if (param >= K3_PARAM_OF_MODULE)
+    return module->params[param - K3_PARAM_OF_MODULE].name;
+  switch (param) {
+    case K3_PARAM_WEIGHT: return packed ? "weight_packed" : "weight";
+    case K3_PARAM_WEIGHT_SCALE_2: return "weight_global_scale";
+    case K3_PARAM_WEIGHT_SCALE_INV: return "weight_scale";
+    case K3_PARAM_INPUT_SCALE: return packed ? "input_global_scale" : "input_scale";
+    default: return PARAM_NAMES[param];
+  }
+}
+
+// Value of a shard expression; recipes are checked when they are loaded, so it cannot fail here.
+static uint64_t shard_of(const struct k3_mapper *mapper, const char *expression, const struct k3_mapped *mapped) {
+  uint64_t indexes[K3_RECIPE_MAX_INDEXES], value = 0;
+  for (size_t i = 0; i < K3_RECIPE_MAX_INDEXES; i++)
+    indexes[i] = mapped->index[i];
+  k3_recipe_eval(mapper->recipe, mapper->config, expression, indexes, &value, NULL);
+  return value;
+}
+
+static void name_destination(const struct k3_mapper *mapper, const char *module_pattern, const char *param, const struct k3_mapped *mapped,
+                             struct k3_destination *destination) {
+  uint64_t indexes[K3_RECIPE_MAX_INDEXES];
+  for (size_t i = 0; i < K3_RECIPE_MAX_INDEXES; i++)
+    indexes[i] = mapped->index[i];
+  size_t n = k3_recipe_expand(mapper->recipe, module_pattern, indexes, destination->name, sizeof destination->name);
+  if (n < sizeof destination->name)
+    snprintf(destination->name + n, sizeof destination->name - n, ".%s", param);
+}
+
+size_t k3_mapper_destinations(const struct k3_mapper *mapper, const struct k3_mapped *mapped, struct k3_destination destinations[2]) {
+  const struct k3_recipe_module *module = &mapper->recipe->modules[mapped->module];
+  const char *param = k3_param_image_name(module, mapped->param, false);
+  destinations[0] = (struct k3_destination){.stacked = module->shard != NULL};
+  name_destination(mapper, module->into, param, mapped, &destinations[0]);
+  if (module->shard)
+    destinations[0].shard = shard_of(mapper, module->shard, mapped);
+  if (!module->view)
+    return 1;
+  destinations[1] = (struct k3_destination){.stacked = true, .view = true, .shard = shard_of(mapper, module->view_shard, mapped)};
+  name_destination(mapper, module->view, param, mapped, &destinations[1]);
+  return 2;
+}
