@@ -80,7 +80,7 @@ help:
 	@echo "  format         clang-format over every source file"
 	@echo "  clean          removes build/"
 
--include $(shell find build/$(config) -name '*.d' 2>/dev/null)
+-include $(shell find $(B) -name '*.d' 2>/dev/null)
 
 .PHONY: all unit test format clean help
 .DELETE_ON_ERROR:
