@@ -4,8 +4,9 @@
 
 #include "cli/cli.h"
 
-#define K3_VERBS(X)                                           \
-  X(version, "prints the version and what this build can do") \
+#define K3_VERBS(X)                                                     \
+  X(synth, "writes a synthetic checkpoint with exact names and shapes") \
+  X(version, "prints the version and what this build can do")           \
   X(help, "prints this text, or the help of a verb")
 
 struct k3_verb {

@@ -13,6 +13,7 @@
 #include "base/file.h"
 #include "base/pool.h"
 #include "formats/json_write.h"
+#include "formats/safetensors.h"
 #include "loader/synth_parts.h"
 
 enum { CHUNK_NBYTES = 4 << 20, MAX_SHARDS = 99999 };
@@ -45,8 +46,8 @@ static int by_width_then_name(const void *a, const void *b) {
   return difference ? difference : strcmp(x->name, y->name);
 }
 
-// Shards take the tensors in the order of their names, about equally many bytes each; within a shard wide elements come first, as the reference writer
-// has it.
+// Shards take the tensors in the order of their names, about equally many bytes each; within a shard wide elements come first, as the reference
+// writer has it.
 static enum k3_status lay_out(struct job *job, struct k3_error *err) {
   struct k3_synth_list *list = &job->list;
   uint64_t n_shards = job->options->n_shards ? job->options->n_shards : job->preset->n_shards, total = 0;
@@ -58,6 +59,8 @@ static enum k3_status lay_out(struct job *job, struct k3_error *err) {
   if (!job->order || !job->shards)
     return K3_NO_MEMORY;
   job->n_shards = n_shards;
+  for (uint64_t s = 0; s < n_shards; s++)
+    job->shards[s].output.fd = -1;
   for (size_t i = 0; i < list->n_tensors; i++) {
     job->order[i] = &list->tensors[i];
     if (!k3_add_u64(total, list->tensors[i].nbytes, &total))
@@ -66,7 +69,6 @@ static enum k3_status lay_out(struct job *job, struct k3_error *err) {
   size_t next = 0;
   for (uint64_t s = 0; s < n_shards; s++) {
     struct shard *shard = &job->shards[s];
-    shard->output.fd = -1;
     if (n_shards == 1)
       snprintf(shard->name, sizeof shard->name, "model.safetensors");
     else

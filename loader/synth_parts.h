@@ -21,7 +21,7 @@ struct k3_synth_tensor {
   const char *key;  // what its values depend on besides the seed: the name without root, so that a target's embedding equals the draft's copy
   uint64_t shape[K3_SYNTH_MAX_RANK];
   uint64_t n_elems, nbytes;
-  uint64_t begin;   // relative to the data area of its file
+  uint64_t begin;  // relative to the data area of its file
   uint64_t shard;
   uint8_t rank, dtype, fill;
 };
@@ -29,7 +29,7 @@ struct k3_synth_tensor {
 struct k3_synth_list {
   struct k3_synth_tensor *tensors;  // [n_tensors], sorted by name
   size_t n_tensors, capacity;
-  struct k3_arena arena;            // names
+  struct k3_arena arena;  // names
 };
 
 // One family of tensors. {i} in the name runs over the layers (symbol L), {e} over the experts (X), {t} over the taps (A).
@@ -37,7 +37,7 @@ struct k3_synth_row {
   const char *name;
   const char *shape;  // dimensions separated by ',', each an expression of symbols, numbers, '*', '+' and '-': "N*P+N*R,Rq"
   enum k3_synth_fill fill;
-  const char *key;    // NULL: the name
+  const char *key;  // NULL: the name
 };
 
 // A named number of the geometry; the tables end with an empty one.
@@ -50,11 +50,11 @@ struct k3_synth_preset {
   const char *name, *about;
   const struct k3_synth_row *const *tables;  // ends with NULL; each table ends with an empty row
   const struct k3_synth_symbol *symbols;
-  const char *config;      // config.json: ${expression} stands for a number, ${dtype}, ${taps} and ${extra} for the texts
-  const char *taps;        // items of the list of tapped layers
-  const char *extra;       // more keys, each with a comma in front
-  uint64_t n_shards;       // unless the caller says otherwise
-  bool sparse;             // always written as holes: too large for anything else
+  const char *config;                 // config.json: ${expression} stands for a number, ${dtype}, ${taps} and ${extra} for the texts
+  const char *taps;                   // items of the list of tapped layers
+  const char *extra;                  // more keys, each with a comma in front
+  uint64_t n_shards;                  // unless the caller says otherwise
+  bool sparse;                        // always written as holes: too large for anything else
   const char *meta_key, *meta_value;  // the pair of __metadata__, or NULL
 };
 
@@ -67,8 +67,8 @@ enum k3_status k3_synth_list_make(const struct k3_synth_preset *preset, const ch
                                   struct k3_error *err);
 void k3_synth_list_free(struct k3_synth_list *list);
 
-// The 65,537 values at which the standard normal distribution passes (k + 1/2) / 65536, the first and last repeated for the interpolation. Made once by
-// k3_synth_normal_make with sums, products and quotients alone, so that every machine gets the same bits.
+// The 65,537 values at which the standard normal distribution passes (k + 1/2) / 65536, the first and last repeated for the interpolation. Made once
+// by k3_synth_normal_make with sums, products and quotients alone, so that every machine gets the same bits.
 struct k3_synth_normal {
   float value[65537];
 };

@@ -76,10 +76,9 @@ static const struct k3_synth_row many_rows[] = {
 };
 static const struct k3_synth_row *const many_tables[] = {many_rows, NULL};
 
-
 // theta, factor, M0: the rotary base, the YaRN factor and the length it was trained at; depth: layers of the target.
 static const struct k3_synth_symbol tiny[] = {
-    {"H", 64}, {"Ht", 64}, {"A", 3},   {"L", 3},  {"N", 4},         {"P", 16},     {"R", 8},   {"Vd", 16},   {"Rq", 32},
+    {"H", 64},  {"Ht", 64}, {"A", 3},   {"L", 3},  {"N", 4},         {"P", 16},     {"R", 8},   {"Vd", 16},   {"Rq", 32},
     {"Rk", 32}, {"I", 128}, {"V", 512}, {"M", 16}, {"theta", 10000}, {"factor", 4}, {"M0", 64}, {"depth", 8}, {0},
 };
 static const struct k3_synth_symbol small[] = {
@@ -179,7 +178,7 @@ static const char many_config[] =
 static const char causal[] = ",\n  \"dflash_config\": {\n    \"causal\": true\n  }";
 static const char tap_norms[] = ",\n  \"fc_norm\": true,\n  \"aux_hidden_stream\": \"attn_res\"";
 
-#define DRAFT_META .meta_key = "torchspec_version", .meta_value = "0.1.0"
+#define DRAFT_META  .meta_key = "torchspec_version", .meta_value = "0.1.0"
 #define TARGET_META .meta_key = "format", .meta_value = "pt"
 static const struct k3_synth_preset presets[] = {
     {"tiny", "a drafter of 3 layers and hidden size 64, made in milliseconds", draft_tables, tiny, draft_config, "1,\n    3,\n    6", "", 1, false,

@@ -24,8 +24,8 @@ static uint64_t key_of(const char *name, uint64_t seed) {
   return key;
 }
 
-// The quantile function x(p) solves x' = 1 / f, and the density along it f' = -x, from x(1/2) = 0 and f(1/2) = 1 / sqrt(2 pi): two equations without a
-// transcendental function. Classic Runge-Kutta steps of 1/131072.
+// The quantile function x(p) solves x' = 1 / f, and the density along it f' = -x, from x(1/2) = 0 and f(1/2) = 1 / sqrt(2 pi): two equations without
+// a transcendental function. Classic Runge-Kutta steps of 1/131072.
 static void quantile_step(double *x, double *f, double h) {
   double x1 = 1 / *f, f1 = -*x;
   double x2 = 1 / (*f + h / 2 * f1), f2 = -(*x + h / 2 * x1);
