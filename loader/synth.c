@@ -18,6 +18,8 @@
 
 enum { CHUNK_NBYTES = 4 << 20, MAX_SHARDS = 99999 };
 
+#define INDEX_NAME "model.safetensors.index.json"
+
 struct shard {
   char name[64];
   struct k3_synth_tensor **tensors;  // [n_tensors], in the order of their bytes
@@ -35,6 +37,7 @@ struct job {
   struct k3_synth_tensor **order;  // [n_tensors], shard after shard
   struct shard *shards;            // [n_shards]
   uint64_t n_shards, n_chunks;
+  uint64_t n_committed;  // shards that have their names
   struct k3_output index, config;
   struct k3_synth_normal *normal;
   unsigned char *scratch;  // [n_threads, CHUNK_NBYTES]
@@ -219,7 +222,7 @@ static enum k3_status write_index(struct job *job, struct k3_error *err) {
   uint64_t total = 0;
   for (uint64_t s = 0; s < job->n_shards; s++)
     total += job->shards[s].data_nbytes;
-  K3_TRY(text_file(job, "model.safetensors.index.json", &job->index, "", 0, err));
+  K3_TRY(text_file(job, INDEX_NAME, &job->index, "", 0, err));
   struct index_sink sink = {&job->index, 0};
   struct k3_jsonw json;
   k3_jsonw_open(&json, true, write_index_bytes, &sink);
@@ -243,7 +246,7 @@ static bool ends_with(const char *text, const char *end) {
 }
 
 static bool is_written_anew(const struct job *job, const char *name) {
-  if (job->n_shards > 1 && strcmp(name, "model.safetensors.index.json") == 0)
+  if (job->n_shards > 1 && strcmp(name, INDEX_NAME) == 0)
     return true;
   for (uint64_t s = 0; s < job->n_shards; s++)
     if (strcmp(job->shards[s].name, name) == 0)
@@ -287,8 +290,8 @@ static enum k3_status write_all(struct job *job, struct k3_error *err) {
   if (!sparse)
     K3_TRY(write_weights(job, err));
   // Everything is complete: now the names appear, those that say what is there last.
-  for (uint64_t s = 0; s < job->n_shards; s++)
-    K3_TRY(k3_output_commit(&job->shards[s].output, err));
+  for (; job->n_committed < job->n_shards; job->n_committed++)
+    K3_TRY(k3_output_commit(&job->shards[job->n_committed].output, err));
   if (job->n_shards > 1)
     K3_TRY(k3_output_commit(&job->index, err));
   K3_TRY(k3_output_commit(&job->config, err));
@@ -303,6 +306,22 @@ static void fill_report(const struct job *job, struct k3_synth_report *report) {
     report->weights_nbytes += job->shards[s].data_nbytes;
     report->files_nbytes += job->shards[s].data_begin + job->shards[s].data_nbytes;
   }
+}
+
+// After a failure between the first new name and the last: takes the names back, unless they replaced old files, which are gone.
+static void take_back(const struct job *job) {
+  if (job->options->replace)
+    return;
+  for (uint64_t s = 0; s < job->n_committed; s++) {
+    char *path = k3_path_join(job->folder, job->shards[s].name, NULL);
+    if (path)
+      unlink(path);
+    k3_free(path);
+  }
+  char *path = job->n_shards > 1 && job->n_committed == job->n_shards ? k3_path_join(job->folder, INDEX_NAME, NULL) : NULL;
+  if (path)
+    unlink(path);
+  k3_free(path);
 }
 
 static enum k3_status unknown_preset(const char *name, struct k3_error *err) {
@@ -335,6 +354,8 @@ out:
     k3_output_abort(&job.shards[s].output);
   k3_output_abort(&job.index);
   k3_output_abort(&job.config);
+  if (status != K3_OK)
+    take_back(&job);
   if (status != K3_OK && folder_is_new)
     rmdir(folder);
   k3_free(job.scratch);
