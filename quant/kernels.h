@@ -1,0 +1,27 @@
+// The inner loops of quant/, one table per instruction set. Only quant/ and its tests and benchmarks use this; every table gives the same bits.
+#ifndef K3_QUANT_KERNELS_H
+#define K3_QUANT_KERNELS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/cpu.h"
+#include "base/dtype.h"
+
+struct k3_quant_kernels {
+  // n elements of BF16, F16 or F32, widened.
+  void (*widen)(enum k3_dtype dtype, const void *src, size_t n, float *dst);
+  // n E4M3 codes times one scale.
+  void (*decode_e4m3)(const uint8_t *src, size_t n, float scale, float *dst);
+  // n_blocks blocks of block_elems (a multiple of 16) E2M1 codes, two a byte, times scales[n_blocks].
+  void (*decode_e2m1)(const uint8_t *src, size_t n_blocks, size_t block_elems, const float *scales, float *dst);
+};
+
+extern const struct k3_quant_kernels K3_QUANT_KERNELS_SCALAR;
+
+// The table in use: the best this machine has (base/cpu.h), or what k3_quant_set_simd asked for.
+const struct k3_quant_kernels *k3_quant_kernels(void);
+// Test and benchmark hook: lowers the instruction set for the whole process. A level above the machine's is cut to it. Returns the level in force.
+enum k3_simd k3_quant_set_simd(enum k3_simd level);
+
+#endif
