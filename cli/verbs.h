@@ -5,6 +5,8 @@
 #include "cli/cli.h"
 
 #define K3_VERBS(X)                                                     \
+  X(inspect, "shows tensors, shapes, types, files, shards and views")   \
+  X(diff, "says which tensors differ, where and by how much")           \
   X(synth, "writes a synthetic checkpoint with exact names and shapes") \
   X(version, "prints the version and what this build can do")           \
   X(help, "prints this text, or the help of a verb")

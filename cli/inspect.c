@@ -1,0 +1,350 @@
+#include <fnmatch.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/hash.h"
+#include "cli/verbs.h"
+#include "loader/stats.h"
+
+static const struct k3_cli_help help = {
+    .operands = "SRC [PATTERN]",
+    .n_min = 1,
+    .n_max = 2,
+    .about =
+        "Shows what a checkpoint or an image holds: files, tensors, shapes, types, places; of an image also its identity, the geometry of the "
+        "model,\n"
+        "which source tensors each stacked tensor is made of, and the views, which have no bytes of their own. PATTERN (with * and ?) picks tensors.",
+    .examples =
+        "  k3pack inspect model/                                  every tensor of a checkpoint\n"
+        "  k3pack inspect model.k3p 'model.layers.0.*'            one layer of an image, with its shards\n"
+        "  k3pack inspect model.k3p --tensor model.context_kv_proj.weight    values and statistics, here of a view",
+};
+
+static bool wanted(const char *pattern, const char *name) {
+  return !pattern || fnmatch(pattern, name, 0) == 0;
+}
+
+static const char *shape_text(char *dst, size_t capacity, const uint64_t *shape, unsigned rank) {
+  size_t n = (size_t)snprintf(dst, capacity, "[");
+  for (unsigned i = 0; i < rank && n < capacity; i++)
+    n += (size_t)snprintf(dst + n, capacity - n, "%s%llu", i ? ", " : "", (unsigned long long)shape[i]);
+  if (n < capacity)
+    snprintf(dst + n, capacity - n, "]");
+  return dst;
+}
+
+static const char *safe(char dst[512], const char *text) {
+  return k3_printable(dst, 512, text, strlen(text), 300);
+}
+
+// "rows 1536..2111"
+static void print_rows(uint64_t id, const char *tensor, uint64_t row, uint64_t n_rows) {
+  char name[512];
+  printf("    shard %llu: %s rows %llu..%llu\n", (unsigned long long)id, safe(name, tensor), (unsigned long long)row,
+         (unsigned long long)(row + n_rows - (n_rows > 0)));
+}
+
+static void print_tensors(const struct k3_cli *cli, const struct k3_ckpt *ckpt, const char *pattern) {
+  for (size_t f = 0; f < ckpt->n_files; f++) {
+    const struct k3_ckpt_file *file = &ckpt->files[f];
+    char name[512], shape[400], size[32];
+    printf("%s: %zu tensors, %s, data from byte %llu\n", safe(name, file->name), file->header.n_tensors, k3_cli_size_text(size, file->id.nbytes),
+           (unsigned long long)file->header.data_begin);
+    uint64_t n_internal = 0;
+    for (size_t i = 0; i < file->header.n_tensors; i++) {
+      const struct k3_st_tensor *t = &file->header.tensors[i];
+      bool internal = ckpt->image.bytes && t->name[0] == '_' && t->name[1] == '_';
+      n_internal += internal;
+      if ((internal && !cli->verbose && !pattern) || !wanted(pattern, t->name))
+        continue;
+      printf("  %-60s %-8s %-18s %12llu bytes at %llu\n", safe(name, t->name), k3_dtype_name(t->dtype),
+             shape_text(shape, sizeof shape, t->shape, t->rank), (unsigned long long)(t->end - t->begin),
+             (unsigned long long)(file->header.data_begin + t->begin));
+    }
+    if (n_internal > 0 && !cli->verbose && !pattern)
+      printf("  and %llu of the format's own (manifest, digests, seal, sources, pads; --verbose shows them)\n", (unsigned long long)n_internal);
+  }
+}
+
+static void print_model(const struct k3_dspark_model *m) {
+  printf(
+      "model: hidden %llu, %llu layers, %llu heads of %llu + %llu, value %llu, ranks %llu and %llu, MLP %llu, vocabulary %llu, Markov rank %llu,\n",
+      (unsigned long long)m->hidden_size, (unsigned long long)m->n_layers, (unsigned long long)m->n_heads, (unsigned long long)m->qk_nope_head_dim,
+      (unsigned long long)m->qk_rope_head_dim, (unsigned long long)m->v_head_dim, (unsigned long long)m->q_lora_rank,
+      (unsigned long long)m->kv_lora_rank, (unsigned long long)m->intermediate_size, (unsigned long long)m->vocab_size,
+      (unsigned long long)m->markov_rank);
+  printf("       block of %llu rows (%s), %llu taps of %llu (", (unsigned long long)m->block_width, m->causal ? "causal" : "each sees all",
+         (unsigned long long)m->n_taps, (unsigned long long)m->target_hidden_size);
+  for (uint64_t i = 0; i < m->n_taps; i++)
+    printf("%s%llu", i ? ", " : "", (unsigned long long)m->target_layer_ids[i]);
+  printf("), stream %s, mask token %llu, %s confidence head\n", m->target_stream, (unsigned long long)m->mask_token_id,
+         m->confidence_head ? "a" : "no");
+}
+
+static void print_image(const struct k3_image *image, const char *pattern) {
+  const struct k3_manifest *m = &image->manifest;
+  char name[512], other[512], size[32], hex[2 * K3_SHA256_NBYTES + 1];
+  k3_hex(hex, image->identity);
+  printf("image of version %d by %s, recipe %s, %llu segments %s\n", K3_IMAGE_VERSION, safe(name, m->tool), safe(other, m->recipe_name),
+         (unsigned long long)image->n_segments, m->digests ? "under digests" : "without digests");
+  printf("identity %s\n", hex);
+  if (strcmp(m->family, "k3-dspark") == 0)
+    print_model(&m->dspark);
+  for (size_t i = 0; i < m->n_sources; i++)
+    printf("source %s%s, %s%s%s\n", safe(name, m->sources[i].file), m->sources[i].of_target ? " (target)" : "",
+           k3_cli_size_text(size, m->sources[i].nbytes), m->sources[i].sha256 ? ", SHA-256 " : "",
+           m->sources[i].sha256 ? safe(other, m->sources[i].sha256) : "");
+  for (size_t i = 0; i < m->n_linears; i++)
+    if (wanted(pattern, m->linears[i].module))
+      printf("scheme %s: %s\n", safe(other, m->linears[i].scheme), safe(name, m->linears[i].module));
+  for (size_t i = 0; i < m->n_dropped; i++)
+    printf("dropped %s: %s\n", safe(name, m->dropped[i].key), safe(other, m->dropped[i].value));
+}
+
+static void print_places(const struct k3_image *image, const char *pattern) {
+  const struct k3_manifest *m = &image->manifest;
+  char name[512];
+  bool any = false;
+  for (size_t i = 0; i < m->n_tensors; i++) {
+    const struct k3_manifest_tensor *t = &m->tensors[i];
+    if (t->n_shards == 0 || !wanted(pattern, t->name))
+      continue;
+    if (!any)
+      printf("made of:\n");
+    any = true;
+    printf("  %s\n", safe(name, t->name));
+    for (size_t s = 0; s < t->n_shards; s++)
+      print_rows(t->shards[s].id, t->shards[s].source, t->shards[s].row, t->shards[s].n_rows);
+  }
+  any = false;
+  for (size_t i = 0; i < m->n_views; i++) {
+    const struct k3_manifest_view *view = &m->views[i];
+    if (!wanted(pattern, view->name))
+      continue;
+    if (!any)
+      printf("views, zero-copy: no bytes of their own:\n");
+    any = true;
+    printf("  %s\n", safe(name, view->name));
+    for (size_t s = 0; s < view->n_shards; s++)
+      print_rows(view->shards[s].id, view->shards[s].tensor, view->shards[s].row, view->shards[s].n_rows);
+  }
+}
+
+static void json_shape(struct k3_jsonw *json, const char *key, const uint64_t *shape, unsigned rank) {
+  k3_jsonw_begin_array(json, key);
+  for (unsigned i = 0; i < rank; i++)
+    k3_jsonw_u64(json, NULL, shape[i]);
+  k3_jsonw_end_array(json);
+}
+
+static void json_rows(struct k3_jsonw *json, uint64_t id, const char *key, const char *tensor, uint64_t row, uint64_t n_rows) {
+  k3_jsonw_begin_object(json, NULL);
+  k3_jsonw_u64(json, "id", id);
+  k3_jsonw_string(json, key, tensor);
+  k3_jsonw_u64(json, "row", row);
+  k3_jsonw_u64(json, "n_rows", n_rows);
+  k3_jsonw_end_object(json);
+}
+
+static void json_image(struct k3_jsonw *json, const struct k3_image *image, const char *pattern) {
+  const struct k3_manifest *m = &image->manifest;
+  char hex[2 * K3_SHA256_NBYTES + 1];
+  k3_hex(hex, image->identity);
+  k3_jsonw_begin_object(json, "image");
+  k3_jsonw_u64(json, "image_version", K3_IMAGE_VERSION);
+  k3_jsonw_string(json, "tool", m->tool);
+  k3_jsonw_string(json, "recipe", m->recipe_name);
+  k3_jsonw_string(json, "identity", hex);
+  k3_jsonw_string(json, "family", m->family);
+  k3_jsonw_bool(json, "digests", m->digests);
+  k3_jsonw_bool(json, "crc", m->crc);
+  k3_jsonw_u64(json, "segments", image->n_segments);
+  k3_jsonw_begin_array(json, "sources");
+  for (size_t i = 0; i < m->n_sources; i++) {
+    k3_jsonw_begin_object(json, NULL);
+    k3_jsonw_string(json, "file", m->sources[i].file);
+    k3_jsonw_u64(json, "nbytes", m->sources[i].nbytes);
+    k3_jsonw_string(json, "of", m->sources[i].of_target ? "target" : "source");
+    k3_jsonw_end_object(json);
+  }
+  k3_jsonw_end_array(json);
+  k3_jsonw_begin_array(json, "stacked");
+  for (size_t i = 0; i < m->n_tensors; i++) {
+    const struct k3_manifest_tensor *t = &m->tensors[i];
+    if (t->n_shards == 0 || !wanted(pattern, t->name))
+      continue;
+    k3_jsonw_begin_object(json, NULL);
+    k3_jsonw_string(json, "name", t->name);
+    k3_jsonw_begin_array(json, "shards");
+    for (size_t s = 0; s < t->n_shards; s++)
+      json_rows(json, t->shards[s].id, "source", t->shards[s].source, t->shards[s].row, t->shards[s].n_rows);
+    k3_jsonw_end_array(json);
+    k3_jsonw_end_object(json);
+  }
+  k3_jsonw_end_array(json);
+  k3_jsonw_begin_array(json, "views");
+  for (size_t i = 0; i < m->n_views; i++) {
+    if (!wanted(pattern, m->views[i].name))
+      continue;
+    k3_jsonw_begin_object(json, NULL);
+    k3_jsonw_string(json, "name", m->views[i].name);
+    k3_jsonw_u64(json, "nbytes", 0);
+    k3_jsonw_begin_array(json, "shards");
+    for (size_t s = 0; s < m->views[i].n_shards; s++) {
+      const struct k3_manifest_view_shard *shard = &m->views[i].shards[s];
+      json_rows(json, shard->id, "tensor", shard->tensor, shard->row, shard->n_rows);
+    }
+    k3_jsonw_end_array(json);
+    k3_jsonw_end_object(json);
+  }
+  k3_jsonw_end_array(json);
+  k3_jsonw_begin_array(json, "linears");
+  for (size_t i = 0; i < m->n_linears; i++) {
+    if (!wanted(pattern, m->linears[i].module))
+      continue;
+    k3_jsonw_begin_object(json, NULL);
+    k3_jsonw_string(json, "module", m->linears[i].module);
+    k3_jsonw_string(json, "scheme", m->linears[i].scheme);
+    k3_jsonw_end_object(json);
+  }
+  k3_jsonw_end_array(json);
+  k3_jsonw_begin_array(json, "dropped");
+  for (size_t i = 0; i < m->n_dropped; i++) {
+    k3_jsonw_begin_object(json, NULL);
+    k3_jsonw_string(json, "tensor", m->dropped[i].key);
+    k3_jsonw_string(json, "why", m->dropped[i].value);
+    k3_jsonw_end_object(json);
+  }
+  k3_jsonw_end_array(json);
+  k3_jsonw_end_object(json);
+}
+
+static int report_json(struct k3_cli *cli, const struct k3_ckpt *ckpt, const char *pattern, const struct k3_findings *findings, int exit_code) {
+  struct k3_jsonw json;
+  k3_cli_json_begin(cli, &json);
+  k3_jsonw_string(&json, "source", ckpt->source);
+  k3_jsonw_string(&json, "kind", ckpt->image.bytes ? "image" : ckpt->is_folder ? "folder" : "file");
+  k3_jsonw_bool(&json, "index", ckpt->has_index);
+  k3_jsonw_u64(&json, "tensors", ckpt->n_tensors);
+  k3_jsonw_u64(&json, "tensors_nbytes", ckpt->tensors_nbytes);
+  k3_jsonw_begin_array(&json, "files");
+  for (size_t f = 0; f < ckpt->n_files; f++) {
+    const struct k3_ckpt_file *file = &ckpt->files[f];
+    k3_jsonw_begin_object(&json, NULL);
+    k3_jsonw_string(&json, "name", file->name);
+    k3_jsonw_u64(&json, "nbytes", file->id.nbytes);
+    k3_jsonw_u64(&json, "data_begin", file->header.data_begin);
+    k3_jsonw_begin_object(&json, "metadata");
+    for (size_t i = 0; i < file->header.n_metadata; i++)
+      k3_jsonw_string(&json, file->header.metadata[i].key, file->header.metadata[i].value);
+    k3_jsonw_end_object(&json);
+    k3_jsonw_begin_array(&json, "tensors");
+    for (size_t i = 0; i < file->header.n_tensors; i++) {
+      const struct k3_st_tensor *t = &file->header.tensors[i];
+      if (!wanted(pattern, t->name))
+        continue;
+      k3_jsonw_begin_object(&json, NULL);
+      k3_jsonw_string(&json, "name", t->name);
+      k3_jsonw_string(&json, "dtype", k3_dtype_name(t->dtype));
+      json_shape(&json, "shape", t->shape, t->rank);
+      k3_jsonw_u64(&json, "nbytes", t->end - t->begin);
+      k3_jsonw_u64(&json, "offset", file->header.data_begin + t->begin);
+      k3_jsonw_end_object(&json);
+    }
+    k3_jsonw_end_array(&json);
+    k3_jsonw_end_object(&json);
+  }
+  k3_jsonw_end_array(&json);
+  if (ckpt->image.bytes)
+    json_image(&json, &ckpt->image, pattern);
+  k3_cli_json_findings(&json, findings);
+  return k3_cli_json_end(cli, &json, exit_code);
+}
+
+static int report_tensor(struct k3_cli *cli, const struct k3_ckpt *ckpt, const char *name, uint64_t n_first) {
+  static struct k3_stats stats;
+  struct k3_error err = {0};
+  if (k3_stats_of(ckpt, name, n_first, &cli->progress, &stats, &err) != K3_OK)
+    return k3_cli_fail(cli, &err);
+  char text[512], shape[400], size[32];
+  if (cli->json) {
+    struct k3_jsonw json;
+    k3_cli_json_begin(cli, &json);
+    k3_jsonw_string(&json, "name", name);
+    k3_jsonw_string(&json, "dtype", k3_dtype_name(stats.dtype));
+    json_shape(&json, "shape", stats.shape, stats.rank);
+    k3_jsonw_bool(&json, "view", stats.is_view);
+    k3_jsonw_u64(&json, "nbytes", stats.is_view ? 0 : stats.nbytes);
+    k3_jsonw_u64(&json, "elements", stats.n_elems);
+    if (stats.numeric) {
+      k3_jsonw_double(&json, "min", stats.min);
+      k3_jsonw_double(&json, "max", stats.max);
+      k3_jsonw_double(&json, "max_abs", stats.max_abs);
+      k3_jsonw_double(&json, "mean", stats.mean);
+      k3_jsonw_double(&json, "std", stats.std);
+      k3_jsonw_u64(&json, "zeros", stats.n_zero);
+      k3_jsonw_u64(&json, "nan", stats.n_nan);
+      k3_jsonw_u64(&json, "inf", stats.n_inf);
+      k3_jsonw_begin_array(&json, "first");
+      for (size_t i = 0; i < stats.n_first; i++)
+        k3_jsonw_double(&json, NULL, stats.first[i]);
+      k3_jsonw_end_array(&json);
+    }
+    return k3_cli_json_end(cli, &json, 0);
+  }
+  printf("%s: %s %s, %llu elements, %s\n", safe(text, name), k3_dtype_name(stats.dtype), shape_text(shape, sizeof shape, stats.shape, stats.rank),
+         (unsigned long long)stats.n_elems, stats.is_view ? "a view without bytes of its own" : k3_cli_size_text(size, stats.nbytes));
+  if (!stats.numeric) {
+    printf("elements of this type are not shown as numbers\n");
+    return 0;
+  }
+  printf("min %.9g, max %.9g, max |x| %.9g, mean %.9g, standard deviation %.9g\n", stats.min, stats.max, stats.max_abs, stats.mean, stats.std);
+  printf("zeros %llu, NaN %llu, Inf %llu\n", (unsigned long long)stats.n_zero, (unsigned long long)stats.n_nan, (unsigned long long)stats.n_inf);
+  for (size_t i = 0; i < stats.n_first; i++)
+    printf("%s%.9g%s", i % 8 == 0 ? "  " : " ", stats.first[i], i % 8 == 7 || i + 1 == stats.n_first ? "\n" : "");
+  return 0;
+}
+
+int k3_cmd_inspect(struct k3_cli *cli, int argc, char **argv) {
+  const char *tensor = NULL;
+  uint64_t n_first = 16;
+  const struct k3_option options[] = {
+      {"tensor", 't', K3_OPT_TEXT, "NAME", "statistics and the first values of one tensor or view", &tensor},
+      {"count", 'n', K3_OPT_U64, "N", "how many values --tensor prints (default 16, at most 4096)", &n_first},
+      {0},
+  };
+  int exit_code;
+  if (!k3_cli_parse(cli, argc, argv, &help, options, &exit_code))
+    return exit_code;
+  const char *pattern = cli->n_operands > 1 ? cli->operands[1] : NULL;
+  if (tensor && pattern)
+    return k3_cli_usage(cli, "--tensor and a pattern exclude each other");
+  struct k3_ckpt ckpt = {0};
+  struct k3_findings findings = {0};
+  struct k3_error err = {0};
+  if (k3_ckpt_open(cli->operands[0], NULL, &ckpt, &findings, &err) != K3_OK) {
+    exit_code = k3_cli_fail(cli, &err);
+    goto out;
+  }
+  exit_code = findings.n_errors > 0 ? k3_status_exit_code(K3_BAD_INPUT) : 0;
+  k3_cli_print_findings(cli, &findings);
+  if (tensor) {
+    int code = report_tensor(cli, &ckpt, tensor, n_first);
+    exit_code = code ? code : exit_code;
+  } else if (cli->json) {
+    exit_code = report_json(cli, &ckpt, pattern, &findings, exit_code);
+  } else if (!cli->quiet) {
+    char size[32];
+    if (ckpt.image.bytes)
+      print_image(&ckpt.image, pattern);
+    print_tensors(cli, &ckpt, pattern);
+    if (ckpt.image.bytes)
+      print_places(&ckpt.image, pattern);
+    printf("%llu tensors in %zu file%s, %s\n", (unsigned long long)ckpt.n_tensors, ckpt.n_files, ckpt.n_files == 1 ? "" : "s",
+           k3_cli_size_text(size, ckpt.tensors_nbytes));
+  }
+out:
+  k3_findings_free(&findings);
+  k3_ckpt_close(&ckpt);
+  return exit_code;
+}
