@@ -10,6 +10,7 @@
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "base/alloc.h"
@@ -311,4 +312,20 @@ enum k3_status k3_make_folder(const char *path, struct k3_error *err) {
   }
   k3_free(copy);
   return status;
+}
+
+void k3_drop_cache(int fd, uint64_t offset, uint64_t nbytes, bool written) {
+  if (written)
+    sync_file_range(fd, (off_t)offset, (off_t)nbytes, SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
+  posix_fadvise(fd, (off_t)offset, (off_t)nbytes, POSIX_FADV_DONTNEED);
+}
+
+uint64_t k3_free_space(const char *path) {
+  struct statvfs fs;
+  uint64_t n_free = UINT64_MAX;
+  char *folder = parent_of(path, NULL);
+  if (folder && statvfs(folder, &fs) == 0)
+    n_free = (uint64_t)fs.f_bavail * fs.f_frsize;
+  k3_free(folder);
+  return n_free;
 }

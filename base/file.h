@@ -61,6 +61,12 @@ char *k3_path_join(const char *dir, const char *name, struct k3_error *err);
 // Pointer into path, behind its last '/'.
 const char *k3_path_base(const char *path);
 
+// For huge files that are read or written once: lets go of the pages of a range, so that they do not push everything else out of the page cache. A
+// range that was written is sent to the disk first. Advice only; never fails.
+void k3_drop_cache(int fd, uint64_t offset, uint64_t nbytes, bool written);
+// Bytes free on the file system of the folder that `path` is in; UINT64_MAX when it cannot be told.
+uint64_t k3_free_space(const char *path);
+
 // Test hooks: largest count of one read or write call (0: the default, 1 GiB), and a failure of the n-th call from now with that errno (0: off).
 void k3_io_set_chunk_limit(size_t nbytes);
 void k3_io_fail_at(uint64_t n, int errno_value);

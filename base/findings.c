@@ -7,6 +7,7 @@
 
 enum k3_status k3_findings_add(struct k3_findings *findings, enum k3_severity severity, const struct k3_error *error) {
   findings->n_errors += severity == K3_ERROR;
+  findings->n_errors_by_rule[error->rule] += severity == K3_ERROR;
   findings->n_warnings += severity == K3_WARNING;
   if (findings->n_by_rule[error->rule]++ >= K3_FINDINGS_KEPT_PER_RULE)
     return K3_OK;
@@ -28,6 +29,16 @@ enum k3_status k3_findings_report(struct k3_findings *findings, enum k3_rule rul
   struct k3_error error = {0};
   k3_fail(&error, K3_BAD_INPUT, rule, file, tensor, allowed, "%s", text);
   return k3_findings_add(findings, k3_rule_info(rule)->severity, &error);
+}
+
+void k3_findings_allow(struct k3_findings *findings, enum k3_rule rule) {
+  findings->n_errors -= findings->n_errors_by_rule[rule];
+  findings->n_warnings += findings->n_errors_by_rule[rule];
+  findings->n_errors_by_rule[rule] = 0;
+  for (size_t i = 0; i < findings->n_items; i++) {
+    if (findings->items[i].error.rule == rule && findings->items[i].severity == K3_ERROR)
+      findings->items[i].severity = K3_WARNING;
+  }
 }
 
 void k3_findings_free(struct k3_findings *findings) {

@@ -3,5 +3,6 @@
 #define K3_BASE_VERSION_H
 
 #define K3_VERSION "0.1.0"
+#define K3_TOOL "k3pack " K3_VERSION
 
 #endif

@@ -344,7 +344,10 @@ void k3_ckpt_close(struct k3_ckpt *ckpt) {
     k3_free(ckpt->documents[i].name);
     k3_free(ckpt->documents[i].path);
   }
+  for (size_t i = 0; i < ckpt->n_promised; i++)
+    k3_free(ckpt->promised[i]);
   k3_config_free(ckpt->config);
+  k3_free(ckpt->promised);
   k3_free(ckpt->documents);
   k3_free(ckpt->files);
   k3_free(ckpt->slots);

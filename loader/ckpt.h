@@ -42,6 +42,8 @@ struct k3_ckpt {
   size_t n_documents;
   struct k3_config *config;            // config.json; NULL when there is none
   bool has_index;
+  char **promised;                     // [n_promised] names that the index lists and no file holds (IDX01, IDX02), sorted
+  size_t n_promised, promised_capacity;
   // A packed image: files[0] is mapped and parsed. image.bytes is NULL otherwise.
   struct k3_mapping mapping;
   struct k3_image image;
@@ -67,6 +69,8 @@ const struct k3_st_tensor *k3_ckpt_tensor(const struct k3_ckpt *ckpt, uint64_t t
 const struct k3_ckpt_file *k3_ckpt_file_of(const struct k3_ckpt *ckpt, uint64_t tensor);
 // Number of the tensor of that name; false when there is none.
 bool k3_ckpt_find(const struct k3_ckpt *ckpt, const char *name, size_t name_nbytes, uint64_t *tensor);
+// Whether the index promised a tensor of that name although no file holds it: then the cause has been reported.
+bool k3_ckpt_promised(const struct k3_ckpt *ckpt, const char *name);
 // Reads bytes [offset, offset + nbytes) of a tensor into dst (host). The range must lie inside the tensor. Thread-safe.
 enum k3_status k3_ckpt_read(const struct k3_ckpt *ckpt, uint64_t tensor, uint64_t offset, void *dst, size_t nbytes, struct k3_error *err);
 // K3_IO naming the first file that changed since it was opened (size or modification time).

@@ -303,7 +303,7 @@ enum k3_status k3_folder_choose(const char *folder, const struct k3_folder_listi
 }
 
 struct index_check {
-  const struct k3_ckpt *ckpt;
+  struct k3_ckpt *ckpt;
   const char *index_name;
   const struct k3_ckpt_options *options;
   struct k3_findings *findings;
@@ -322,7 +322,7 @@ static const struct k3_ckpt_file *file_by_name(const struct k3_ckpt *ckpt, const
 static enum k3_status check_entry(void *ctx, const char *name, size_t name_nbytes, const char *file, size_t file_nbytes, struct k3_error *err) {
   struct index_check *check = ctx;
   uint64_t tensor;
-  (void)file_nbytes, (void)err;
+  (void)file_nbytes;
   if (!is_wanted(check->options, name))
     return K3_OK;
   if (k3_ckpt_find(check->ckpt, name, name_nbytes, &tensor)) {
@@ -339,6 +339,12 @@ static enum k3_status check_entry(void *ctx, const char *name, size_t name_nbyte
                          home->name);
     return K3_OK;
   }
+  struct k3_ckpt *ckpt = check->ckpt;
+  K3_TRY(k3_grow(&ckpt->promised, &ckpt->promised_capacity, ckpt->n_promised + 1, sizeof *ckpt->promised, err));
+  ckpt->promised[ckpt->n_promised] = k3_strndup(name, name_nbytes, err);
+  if (!ckpt->promised[ckpt->n_promised])
+    return K3_NO_MEMORY;
+  ckpt->n_promised++;
   // A file that is absent (IDX01) or unreadable (CNT) has been reported; its tensors are not repeated one by one.
   const struct k3_ckpt_file *promised = file_by_name(check->ckpt, file);
   if (promised && promised->header.data_begin > 0)
@@ -347,7 +353,7 @@ static enum k3_status check_entry(void *ctx, const char *name, size_t name_nbyte
   return K3_OK;
 }
 
-enum k3_status k3_folder_check_index(const struct k3_ckpt *ckpt, const char *index_name, const struct k3_ckpt_options *options,
+enum k3_status k3_folder_check_index(struct k3_ckpt *ckpt, const char *index_name, const struct k3_ckpt_options *options,
                                      struct k3_findings *findings, struct k3_error *err) {
   struct k3_index_summary summary = {0};
   bool ok;
@@ -358,6 +364,8 @@ enum k3_status k3_folder_check_index(const struct k3_ckpt *ckpt, const char *ind
   struct k3_findings again = {0};
   enum k3_status status = parse_index(ckpt->folder, index_name, check_entry, &check, &summary, &ok, &again, err);
   k3_findings_free(&again);
+  if (ckpt->n_promised > 1)
+    qsort(ckpt->promised, ckpt->n_promised, sizeof *ckpt->promised, compare_names);
   bool whole = !options || !options->wanted;
   for (size_t f = 0; status == K3_OK && ok && whole && f < ckpt->n_files; f++) {
     const struct k3_ckpt_file *file = &ckpt->files[f];
@@ -377,4 +385,8 @@ enum k3_status k3_folder_check_index(const struct k3_ckpt *ckpt, const char *ind
   }
   k3_free(check.listed);
   return status;
+}
+
+bool k3_ckpt_promised(const struct k3_ckpt *ckpt, const char *name) {
+  return ckpt->n_promised > 0 && bsearch(&name, ckpt->promised, ckpt->n_promised, sizeof *ckpt->promised, compare_names);
 }

@@ -29,8 +29,8 @@ void k3_folder_listing_free(struct k3_folder_listing *listing);
 enum k3_status k3_folder_choose(const char *folder, const struct k3_folder_listing *listing, const struct k3_ckpt_options *options,
                                 struct k3_names *chosen, const char **index_name, struct k3_findings *findings, struct k3_error *err);
 
-// Holds the index against the tensors that were found (IDX02, IDX04, IDX07).
-enum k3_status k3_folder_check_index(const struct k3_ckpt *ckpt, const char *index_name, const struct k3_ckpt_options *options,
+// Holds the index against the tensors that were found (IDX02, IDX04, IDX07) and fills ckpt->promised.
+enum k3_status k3_folder_check_index(struct k3_ckpt *ckpt, const char *index_name, const struct k3_ckpt_options *options,
                                      struct k3_findings *findings, struct k3_error *err);
 
 // Folder of the snapshot that "hf:org/name[@revision]" names in the local cache: HF_HUB_CACHE, else HF_HOME/hub, else ~/.cache/huggingface/hub.

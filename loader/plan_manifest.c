@@ -1,0 +1,205 @@
+// What the manifest says about a laid-out plan.
+#include <stdio.h>
+#include <string.h>
+
+#include "base/version.h"
+#include "formats/json_write.h"
+#include "loader/plan_parts.h"
+
+enum { MANIFEST_ROUND_NBYTES = 64 };
+
+// Lists grow in plain memory (the arena cannot), strings live in the manifest's arena or in the checkpoint.
+struct lists {
+  struct k3_manifest m;
+  size_t sources_capacity, documents_capacity, tensors_capacity, views_capacity, reductions_capacity, dropped_capacity;
+};
+
+static const char *keep(struct lists *l, const char *text, struct k3_error *err) {
+  return k3_arena_strndup(&l->m.arena, text, strlen(text), err);
+}
+
+static enum k3_status list_sources(const struct k3_plan *plan, struct lists *l, struct k3_error *err) {
+  for (size_t s = 0; s < plan->n_sources; s++) {
+    char text[32];
+    snprintf(text, sizeof text, K3_IMAGE_SOURCE_PREFIX "%zu", s);
+    const char *tensor = keep(l, text, err);
+    if (!tensor)
+      return K3_NO_MEMORY;
+    if (plan->sources[s].is_header) {
+      K3_TRY(k3_grow(&l->m.sources, &l->sources_capacity, l->m.n_sources + 1, sizeof *l->m.sources, err));
+      l->m.sources[l->m.n_sources++] = (struct k3_manifest_source){
+          .file = plan->sources[s].name, .nbytes = plan->sources[s].file_nbytes, .header_tensor = tensor, .of_target = plan->sources[s].of_target,
+          .sha256 = plan->sources[s].sha256[0] ? plan->sources[s].sha256 : NULL};
+    } else {
+      K3_TRY(k3_grow(&l->m.documents, &l->documents_capacity, l->m.n_documents + 1, sizeof *l->m.documents, err));
+      l->m.documents[l->m.n_documents++] = (struct k3_manifest_document){plan->sources[s].name, tensor};
+    }
+  }
+  return K3_OK;
+}
+
+// Index into the manifest's sources of the file that holds a mapped tensor. The plan lists the source's files first, then those of the target that gave
+// something.
+static int64_t source_index(const struct k3_plan *plan, const struct lists *l, const struct k3_mapped *mapped) {
+  const struct k3_ckpt *ckpt = k3_plan_ckpt(plan, mapped->of_target);
+  const struct k3_ckpt_file *file = k3_ckpt_file_of(ckpt, mapped->tensor);
+  if (!mapped->of_target)
+    return file - ckpt->files;
+  for (size_t s = 0; s < l->m.n_sources; s++) {
+    if (l->m.sources[s].of_target && strcmp(l->m.sources[s].file, file->name) == 0)
+      return (int64_t)s;
+  }
+  return -1;
+}
+
+static enum k3_status add_tensor(struct lists *l, struct k3_manifest_tensor tensor, struct k3_error *err) {
+  K3_TRY(k3_grow(&l->m.tensors, &l->tensors_capacity, l->m.n_tensors + 1, sizeof *l->m.tensors, err));
+  l->m.tensors[l->m.n_tensors++] = tensor;
+  return K3_OK;
+}
+
+// An entry for every stacked or renamed-from-elsewhere tensor, with its shards.
+static enum k3_status list_stacks(const struct k3_plan *plan, struct lists *l, struct k3_error *err) {
+  for (size_t first = 0, last; first < plan->n_shards; first = last) {
+    const struct k3_plan_shard *head = &plan->shards[first];
+    for (last = first + 1; last < plan->n_shards && plan->shards[last].plan_tensor == head->plan_tensor;)
+      last++;
+    if (head->mapped.module == K3_MODULE_CARRY)
+      continue;
+    const struct k3_recipe_module *module = &plan->recipe->modules[head->mapped.module];
+    const char *name = plan->tensors[head->plan_tensor].name;
+    char copied[2 * K3_ST_MAX_NAME_NBYTES];
+    if (!module->shard && !head->mapped.of_target &&
+        k3_manifest_copied_name(&l->m, k3_plan_source_of(plan, &head->mapped)->name, copied, sizeof copied) > 0 && strcmp(copied, name) == 0)
+      continue;  // merely copied: its name follows from root and aliases
+    struct k3_manifest_shard *shards = k3_arena_alloc(&l->m.arena, (last - first) * sizeof *shards, err);
+    if (!shards)
+      return K3_NO_MEMORY;
+    for (size_t s = first; s < last; s++) {
+      const struct k3_plan_shard *shard = &plan->shards[s];
+      shards[s - first] = (struct k3_manifest_shard){shard->id, k3_plan_source_of(plan, &shard->mapped)->name, source_index(plan, l, &shard->mapped),
+                                                     shard->row, shard->n_rows};
+    }
+    K3_TRY(add_tensor(l, (struct k3_manifest_tensor){name, module->role, module->tp, shards, last - first}, err));
+  }
+  return K3_OK;
+}
+
+// Patterns for modules whose role or tensor-parallel rule is not the default.
+static enum k3_status list_rules(const struct k3_plan *plan, struct lists *l, struct k3_error *err) {
+  for (size_t m = 0; m < plan->recipe->n_modules; m++) {
+    const struct k3_recipe_module *module = &plan->recipe->modules[m];
+    if (!plan->mapper.exists[m] || module->shard || (module->role == K3_ROLE_CORE && module->tp == K3_TP_REPLICATE))
+      continue;
+    char text[600];
+    snprintf(text, sizeof text, "%s.*", module->into);
+    const char *name = keep(l, text, err);
+    if (!name)
+      return K3_NO_MEMORY;
+    K3_TRY(add_tensor(l, (struct k3_manifest_tensor){name, module->role, module->tp, NULL, 0}, err));
+  }
+  return K3_OK;
+}
+
+static enum k3_status list_reductions(const struct k3_plan *plan, struct lists *l, struct k3_error *err) {
+  for (size_t m = 0; m < plan->recipe->n_modules; m++) {
+    const struct k3_recipe_module *module = &plan->recipe->modules[m];
+    if (!module->reduce_into || !plan->mapper.exists[m])
+      continue;
+    K3_TRY(k3_grow(&l->m.reductions, &l->reductions_capacity, l->m.n_reductions + 1, sizeof *l->m.reductions, err));
+    l->m.reductions[l->m.n_reductions++] = (struct k3_manifest_pair){module->into, module->reduce_into};
+  }
+  return K3_OK;
+}
+
+// Where a shard of a view stands in the view: sorted insertion keeps the list in id order.
+static void insert_view_shard(struct k3_manifest_view *view, struct k3_manifest_view_shard shard) {
+  size_t at = view->n_shards++;
+  for (; at > 0 && view->shards[at - 1].id > shard.id; at--)
+    view->shards[at] = view->shards[at - 1];
+  view->shards[at] = shard;
+}
+
+static struct k3_manifest_view *find_view(struct lists *l, const char *name) {
+  for (size_t v = 0; v < l->m.n_views; v++) {
+    if (strcmp(l->m.views[v].name, name) == 0)
+      return &l->m.views[v];
+  }
+  return NULL;
+}
+
+static enum k3_status list_views(const struct k3_plan *plan, struct lists *l, struct k3_error *err) {
+  for (size_t s = 0; s < plan->n_shards; s++) {
+    const struct k3_plan_shard *shard = &plan->shards[s];
+    if (shard->mapped.module == K3_MODULE_CARRY || !plan->recipe->modules[shard->mapped.module].view)
+      continue;
+    const struct k3_recipe_module *module = &plan->recipe->modules[shard->mapped.module];
+    uint64_t indexes[K3_RECIPE_MAX_INDEXES], id;
+    for (int i = 0; i < K3_RECIPE_MAX_INDEXES; i++)
+      indexes[i] = shard->mapped.index[i];
+    K3_TRY(k3_recipe_eval(plan->recipe, plan->mapper.config, module->view_shard, indexes, &id, err));
+    char name[512];
+    snprintf(name, sizeof name, "%s.%s", module->view, k3_param_image_name(module, shard->mapped.param, shard->packed));
+    struct k3_manifest_view *view = find_view(l, name);
+    if (!view) {
+      K3_TRY(k3_grow(&l->m.views, &l->views_capacity, l->m.n_views + 1, sizeof *l->m.views, err));
+      view = &l->m.views[l->m.n_views];
+      *view = (struct k3_manifest_view){.name = keep(l, name, err)};
+      view->shards = k3_arena_alloc(&l->m.arena, plan->mapper.index_counts[0] * sizeof *view->shards, err);
+      if (!view->name || !view->shards)
+        return K3_NO_MEMORY;
+      l->m.n_views++;
+    }
+    insert_view_shard(view, (struct k3_manifest_view_shard){id, plan->tensors[shard->plan_tensor].name, shard->row, shard->n_rows});
+  }
+  return K3_OK;
+}
+
+static enum k3_status fill(const struct k3_plan *plan, struct lists *l, struct k3_error *err) {
+  const struct k3_recipe *recipe = plan->recipe;
+  l->m.tool = K3_TOOL;
+  l->m.recipe_name = recipe->name;
+  l->m.recipe_sha256 = recipe->sha256;
+  l->m.family = recipe->family;
+  l->m.dspark = plan->dspark;
+  l->m.root = plan->mapper.root ? plan->mapper.root : "";
+  l->m.image_root = recipe->image_root;
+  l->m.digests = plan->options.digests;
+  l->m.crc = plan->options.crc;
+  K3_TRY(list_sources(plan, l, err));
+  l->m.aliases = k3_arena_alloc(&l->m.arena, (recipe->n_aliases + 1) * sizeof *l->m.aliases, err);
+  if (!l->m.aliases)
+    return K3_NO_MEMORY;
+  for (size_t i = 0; i < recipe->n_aliases; i++)
+    l->m.aliases[l->m.n_aliases++] = (struct k3_manifest_pair){recipe->aliases[i].name, recipe->aliases[i].value};
+  for (size_t i = 0; i < plan->n_dropped; i++) {
+    K3_TRY(k3_grow(&l->m.dropped, &l->dropped_capacity, l->m.n_dropped + 1, sizeof *l->m.dropped, err));
+    l->m.dropped[l->m.n_dropped++] = (struct k3_manifest_pair){plan->dropped[i].tensor, plan->dropped[i].why};
+  }
+  if (recipe->keep_names)
+    return K3_OK;
+  K3_TRY(list_stacks(plan, l, err));
+  K3_TRY(list_rules(plan, l, err));
+  K3_TRY(list_reductions(plan, l, err));
+  return list_views(plan, l, err);
+}
+
+enum k3_status k3_plan_write_manifest(struct k3_plan *plan, struct k3_error *err) {
+  struct lists l = {0};
+  enum k3_status status = fill(plan, &l, err);
+  if (status == K3_OK) {
+    k3_free(plan->manifest);
+    plan->manifest = k3_manifest_to_json(&l.m, err);
+    status = plan->manifest ? K3_OK : K3_NO_MEMORY;
+  }
+  if (status == K3_OK)
+    plan->manifest_nbytes = (strlen(plan->manifest) + MANIFEST_ROUND_NBYTES - 1) / MANIFEST_ROUND_NBYTES * MANIFEST_ROUND_NBYTES;
+  k3_free(l.m.sources);
+  k3_free(l.m.documents);
+  k3_free(l.m.tensors);
+  k3_free(l.m.views);
+  k3_free(l.m.reductions);
+  k3_free(l.m.dropped);
+  k3_arena_free(&l.m.arena);
+  return status;
+}
