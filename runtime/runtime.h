@@ -1,0 +1,120 @@
+// The public C API: drafts with a packed Kimi K3 DSpark drafter, embedded in a serving engine. Designed for an engine that keeps its states on a
+// GPU: every buffer names its memory, every call takes a stream, and cache, taps, embedding and head stay the caller's when it has them.
+//
+//   k3_engine_open      image -> weights on a backend; read-only afterwards, shared by any number of sessions and threads
+//   k3_session_create   workspace and threads of one caller; all memory of a step is taken here, none later
+//   k3_session_append   target states of new tokens -> rows of the paged latent cache, all layers at once
+//   k3_session_draft    anchors -> T drafted tokens per request, with logits and confidences
+//
+// Errors: calls return K3_OK or fill *err (base/error.h; may be NULL). After a failed append or draft the outputs and the cache rows it would have
+// written are unspecified; engine, session and all other rows are as before. Threads: one call at a time per session; sessions of one engine are
+// independent. Ownership: a create or open gives a handle that its free takes back (NULL is a no-op); everything else is borrowed for the duration
+// of the call. Letters in shapes: H hidden, Ht target hidden, A taps, L layers, E cached row (latent rank + rotary width), V vocabulary, T block.
+#ifndef K3_RUNTIME_RUNTIME_H
+#define K3_RUNTIME_RUNTIME_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/api.h"
+#include "base/dtype.h"
+#include "base/error.h"
+#include "base/progress.h"
+
+enum k3_memory { K3_MEMORY_HOST, K3_MEMORY_DEVICE };
+
+// A row-major matrix that the caller owns. data NULL: absent. Aligned to its element size.
+struct k3_array {
+  void *data;
+  enum k3_memory memory;  // must be what the backend works on (k3_engine_info), unless a parameter says otherwise
+  enum k3_dtype dtype;
+  uint64_t row_nbytes;    // distance of rows; 0: rows stand next to each other
+};
+
+struct k3_engine_options {     // all zero is a good start
+  const char *backend;         // "cpu" (also NULL)
+  int device;                  // number of the GPU
+  int tp_rank, tp_size;        // tensor parallel; size 0 means 1
+  struct k3_comm *comm;        // the ranks' communicator; NULL with one rank
+  uint64_t block_width;        // T; 0: the image's. Another one changes every prediction, since a block attends to itself
+  // Embedding and head of the target, used instead of the image's: [V, H] BF16, F16 or F32. They must outlive the engine.
+  struct k3_array embed_tokens, lm_head;
+  bool check_digests;          // check every byte of the image against its digests, not only header, manifest and tables
+  struct k3_progress *progress;  // of loading; NULL: nobody watches
+};
+
+struct k3_engine_info {
+  uint64_t hidden_size, target_hidden_size, n_taps, n_layers, row_width, latent_rank, vocab_size, block_width, max_positions, mask_token_id;
+  enum k3_memory memory;            // where arrays and caches must lie
+  enum k3_dtype activation_dtype;   // F32 or BF16: also the natural dtype of the cache
+  bool has_embedding, has_head, has_confidence;  // without embedding or head a draft is refused
+  uint64_t context_nbytes, draft_nbytes;         // weight bytes that one append and one draft read
+  char identity[65];                // the image's seal, hex
+};
+
+// Opens an image: maps it, checks header, manifest and seal (IMG01, IMG02, IMG03), binds the weights. A tensor that is missing or has another shape
+// than the manifest's model gives IMG01. NULL and *err on failure.
+struct k3_engine;
+K3_API struct k3_engine *k3_engine_open(const char *image_path, const struct k3_engine_options *options, struct k3_error *err);
+K3_API void k3_engine_free(struct k3_engine *engine);  // after its sessions
+K3_API const struct k3_engine_info *k3_engine_info(const struct k3_engine *engine);
+
+// A paged latent cache, described by its owner; one row per token and layer: latent values, then the rotated key, E elements.
+//   address of layer i, slot s: layers[i] + (s / block_size) * block_nbytes + (s % block_size) * row_nbytes
+struct k3_cache {
+  enum k3_memory memory;
+  enum k3_dtype dtype;        // F32, BF16, F8_E4M3, F8_E5M2; all layers alike
+  void *const *layers;        // [L] base addresses (the list itself is host memory)
+  const float *scales;        // [L] host, FP8 only: stored = saturate(value / scale), read = stored * scale; NULL: 1
+  uint64_t n_blocks, block_size, block_nbytes, row_nbytes;
+};
+// For callers without a cache of their own: fills *cache with memory of the backend, rows next to each other, zeroed. `scales` is copied. On failure
+// *cache is zeroed and needs no free.
+K3_API enum k3_status k3_cache_create(struct k3_engine *engine, enum k3_dtype dtype, uint64_t n_blocks, uint64_t block_size, const float *scales,
+                                      struct k3_cache *cache, struct k3_error *err);
+K3_API void k3_cache_free(struct k3_engine *engine, struct k3_cache *cache);  // a zeroed one is a no-op
+
+struct k3_session_options {
+  uint64_t max_requests;      // per draft
+  uint64_t max_context_rows;  // rows of one pass of append (more are split); 0: 256
+  uint64_t max_keys;          // longest sequence, m + T; 0: the model's limit
+  int n_threads;              // CPU; 0: one per CPU this process may run on. Results do not depend on it
+  struct k3_progress *progress;  // counts weight bytes read by each call; NULL: nobody watches
+};
+struct k3_session;
+K3_API struct k3_session *k3_session_create(struct k3_engine *engine, const struct k3_session_options *options, struct k3_error *err);
+K3_API void k3_session_free(struct k3_session *session);
+
+struct k3_context {
+  uint64_t n_rows;               // n; 0 is fine
+  const struct k3_array *taps;   // one array [n, A * Ht], or A arrays [n, Ht] in ascending tap order; BF16 or F32
+  uint64_t n_tap_arrays;         // 1 or A
+  const int64_t *positions;      // [n] absolute positions, same memory as the taps
+  const int64_t *slots;          // [n] cache slot of each row, or L such lists; -1: computed and dropped
+  uint64_t slots_layer_stride;   // elements from one layer's list to the next; 0: one list for all
+  struct k3_array states;        // out, optional: [n, H] F32, the combined taps
+  struct k3_array rows;          // out, optional: [L, n, E] F32 (rows of all layers at row_nbytes), the rows as they are before the cache rounds them
+};
+// Positions at or above the limit are clamped to limit - 1. A slot outside the cache is K3_BAD_ARGUMENT on a CPU.
+//   stream  NULL on a CPU, where the call is done when it returns; else the stream that orders it
+K3_API enum k3_status k3_session_append(struct k3_session *session, const struct k3_cache *cache, const struct k3_context *context, void *stream,
+                                        struct k3_error *err);
+
+struct k3_draft {
+  uint64_t n_requests;                 // B; 0 is fine
+  const int64_t *anchor_ids;           // [B] the newly sampled token; clamped into 0 .. V-1
+  const int64_t *anchor_positions;     // [B] m: its position; rows 0 .. m-1 of the request are in the cache
+  const int32_t *block_tables;         // [B, max_blocks] cache blocks of each request in order; they cover positions 0 .. m+T-1, and the rows from m
+  uint64_t max_blocks;                 // on are overwritten as scratch
+  const int64_t *previous_ids;         // optional [B, T]: slot k > 0 is conditioned on [k - 1] instead of on its own draft
+  // Out, each optional (data NULL). Rows b * T + k; row_nbytes applies to the last dimension's rows.
+  struct k3_array draft_ids;           // [B, T] I64, dense; ties go to the lowest id
+  struct k3_array confidence;          // [B, T] F32, dense: 0 .. 1; refused without a confidence head
+  struct k3_array hidden;              // [B * T, H] F32, after the final norm
+  struct k3_array base_logits, logits; // [B * T, V] F32, without and with the Markov bias
+};
+K3_API enum k3_status k3_session_draft(struct k3_session *session, const struct k3_cache *cache, const struct k3_draft *draft, void *stream,
+                                       struct k3_error *err);
+
+#endif
