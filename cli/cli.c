@@ -22,24 +22,26 @@ static unsigned min3(unsigned a, unsigned b, unsigned c) {
   return m < c ? m : c;
 }
 
-// Levenshtein distance of two short words; the larger length for long ones, which no suggestion survives.
+// How many slips turn one short word into the other: a letter too many, missing, wrong, or swapped with its neighbour. The larger length for long
+// words, which no suggestion survives.
 static unsigned edit_distance(const char *a, size_t n_a, const char *b, size_t n_b) {
   enum { MAX = 40 };
   if (n_a > MAX || n_b > MAX)
     return (unsigned)(n_a > n_b ? n_a : n_b);
-  unsigned row[MAX + 1];
+  unsigned rows[3][MAX + 1];  // of i - 2, i - 1 and i, in turns
   for (unsigned j = 0; j <= n_b; j++)
-    row[j] = j;
+    rows[0][j] = j;
   for (unsigned i = 1; i <= n_a; i++) {
-    unsigned diagonal = row[0];
+    unsigned *row = rows[i % 3];
+    const unsigned *above = rows[(i + 2) % 3], *above2 = rows[(i + 1) % 3];
     row[0] = i;
     for (unsigned j = 1; j <= n_b; j++) {
-      unsigned above = row[j];
-      row[j] = min3(above + 1, row[j - 1] + 1, diagonal + (a[i - 1] != b[j - 1]));
-      diagonal = above;
+      row[j] = min3(above[j] + 1, row[j - 1] + 1, above[j - 1] + (a[i - 1] != b[j - 1]));
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] && above2[j - 2] + 1 < row[j])
+        row[j] = above2[j - 2] + 1;
     }
   }
-  return row[n_b];
+  return rows[n_a % 3][n_b];
 }
 
 const char *k3_cli_suggest(const char *typed, const char *words, char *dst, size_t capacity) {
