@@ -8,6 +8,7 @@
   X(inspect, "shows tensors, shapes, types, files, shards and views")   \
   X(diff, "says which tensors differ, where and by how much")           \
   X(synth, "writes a synthetic checkpoint with exact names and shapes") \
+  X(recipes, "lists the recipes, or prints one")                        \
   X(version, "prints the version and what this build can do")           \
   X(help, "prints this text, or the help of a verb")
 

@@ -59,7 +59,7 @@ static enum k3_status read_unit(const struct comparison *c, int worker, const st
   const struct pair *pair = unit->pair;
   K3_TRY(read_elems(c->a.ckpt, &pair->a, pair->dtype_a, unit->first_elem, unit->n_elems, buffer(c, worker, 0), err));
   K3_TRY(read_elems(c->b.ckpt, &pair->b, pair->dtype_b, unit->first_elem, unit->n_elems, buffer(c, worker, 1), err));
-  k3_progress_add(c->options->progress, unit->n_elems);
+  k3_progress_add(c->options->progress, unit->n_elems * k3_dtype_bits(pair->dtype_a) / 8);
   return K3_OK;
 }
 
@@ -290,10 +290,10 @@ static enum k3_status compare(struct comparison *c, struct k3_error *err) {
   c->scratch = c->pool ? k3_alloc_aligned((size_t)k3_pool_n_threads(c->pool) * 2 * UNIT_ELEMS * 8, 4096, err) : NULL;
   if (!c->pool || !c->window || !c->scratch)
     return K3_NO_MEMORY;
-  uint64_t n_elems = 0;
+  uint64_t nbytes = 0;  // of A; what is read a second time, for its values, comes on top
   for (size_t p = 0; p < c->n_pairs; p++)
-    n_elems += c->pairs[p].a.n_elems;
-  k3_progress_start(c->options->progress, "comparing elements", n_elems);
+    nbytes += c->pairs[p].a.n_elems * k3_dtype_bits(c->pairs[p].dtype_a) / 8;
+  k3_progress_start(c->options->progress, "comparing", nbytes);
   K3_TRY(run_pass(c, false, err));
   K3_TRY(list_differing_pairs(c, err));
   K3_TRY(run_pass(c, true, err));

@@ -53,7 +53,7 @@ static enum k3_status read_piece(struct gathering *g, const struct k3_ckpt *ckpt
       gather(g, values, n_values);
     }
     first += n_now;
-    k3_progress_add(progress, n_now);
+    k3_progress_add(progress, n_now * bits / 8);
   }
   return K3_OK;
 }
@@ -141,7 +141,7 @@ enum k3_status k3_stats_of(const struct k3_ckpt *ckpt, const char *name, size_t 
   void *scratch = k3_alloc_aligned((size_t)READ_ELEMS * 8, 4096, err);
   if (!scratch)
     return K3_NO_MEMORY;
-  k3_progress_start(progress, "reading elements", stats->n_elems);
+  k3_progress_start(progress, "reading", stats->nbytes);
   enum k3_status status =
       view ? gather_view(&g, ckpt, view, scratch, progress, err) : read_piece(&g, ckpt, tensor, 0, stats->n_elems, scratch, progress, err);
   k3_progress_finish(progress);
