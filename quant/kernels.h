@@ -7,6 +7,7 @@
 
 #include "base/cpu.h"
 #include "base/dtype.h"
+#include "quant/encode.h"
 
 struct k3_quant_kernels {
   // n elements of BF16, F16 or F32, widened.
@@ -15,6 +16,13 @@ struct k3_quant_kernels {
   void (*decode_e4m3)(const uint8_t *src, size_t n, float scale, float *dst);
   // n_blocks blocks of block_elems (a multiple of 16) E2M1 codes, two a byte, times scales[n_blocks].
   void (*decode_e2m1)(const uint8_t *src, size_t n_blocks, size_t block_elems, const float *scales, float *dst);
+  // F32 bits of the largest magnitude; NaN is above everything.
+  uint32_t (*amax_bits)(enum k3_dtype dtype, const void *src, size_t n);
+  // As the functions of quant/encode.h.
+  void (*encode_e4m3)(enum k3_dtype dtype, const void *src, size_t n, float scale, uint8_t *dst);
+  void (*encode_nvfp4)(enum k3_nvfp4_mode mode, float second, enum k3_dtype dtype, const void *src, size_t n_blocks, uint8_t *scales, uint8_t *codes);
+  void (*encode_mxfp4)(enum k3_mx_mode mode, enum k3_dtype dtype, const void *src, size_t n_blocks, uint8_t *scales, uint8_t *codes);
+  void (*encode_mxfp8)(enum k3_mx_mode mode, enum k3_dtype dtype, const void *src, size_t n_blocks, uint8_t *scales, uint8_t *codes);
 };
 
 extern const struct k3_quant_kernels K3_QUANT_KERNELS_SCALAR;

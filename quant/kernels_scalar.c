@@ -1,8 +1,8 @@
 // The reference: every SIMD table must give these bits.
 #include <string.h>
 
+#include "quant/encode_math.h"
 #include "quant/kernels.h"
-#include "quant/number.h"
 
 static void widen(enum k3_dtype dtype, const void *src, size_t n, float *dst) {
   if (dtype == K3_DTYPE_F32) {
@@ -29,8 +29,67 @@ static void decode_e2m1(const uint8_t *src, size_t n_blocks, size_t block_elems,
   }
 }
 
+static uint32_t amax_bits(enum k3_dtype dtype, const void *src, size_t n) {
+  uint32_t largest = 0;
+  for (size_t i = 0; i < n; i++) {
+    uint32_t bits = k3_f32_bits(k3_load_float(dtype, src, i)) & 0x7FFFFFFFu;
+    largest = bits > largest ? bits : largest;
+  }
+  return largest;
+}
+
+static void encode_e4m3(enum k3_dtype dtype, const void *src, size_t n, float scale, uint8_t *dst) {
+  for (size_t i = 0; i < n; i++)
+    dst[i] = k3_e4m3_quotient(k3_load_float(dtype, src, i), scale);
+}
+
+static const void *element(enum k3_dtype dtype, const void *src, size_t i) {
+  return (const char *)src + i * (k3_dtype_bits(dtype) / 8);
+}
+
+static void encode_nvfp4(enum k3_nvfp4_mode mode, float second, enum k3_dtype dtype, const void *src, size_t n_blocks, uint8_t *scales,
+                         uint8_t *codes) {
+  for (size_t b = 0; b < n_blocks; b++) {
+    const void *block = element(dtype, src, 16 * b);
+    float effective;
+    scales[b] = k3_nvfp4_block(mode, second, k3_f32_from_bits(amax_bits(dtype, block, 16)), &effective);
+    for (size_t i = 0; i < 16; i += 2) {
+      uint8_t low = k3_fp4_code(k3_load_float(dtype, block, i) / effective, false, false);
+      uint8_t high = k3_fp4_code(k3_load_float(dtype, block, i + 1) / effective, false, false);
+      *codes++ = (uint8_t)(low | high << 4);
+    }
+  }
+}
+
+static void encode_mxfp4(enum k3_mx_mode mode, enum k3_dtype dtype, const void *src, size_t n_blocks, uint8_t *scales, uint8_t *codes) {
+  bool is_modelopt = mode == K3_MX_MODELOPT;
+  for (size_t b = 0; b < n_blocks; b++) {
+    const void *block = element(dtype, src, 32 * b);
+    scales[b] = k3_mx_scale_byte(mode, K3_MX_E2M1, amax_bits(dtype, block, 32));
+    float scale = k3_f32_from_e8m0(scales[b]);
+    for (size_t i = 0; i < 32; i += 2) {
+      uint8_t low = k3_fp4_code(k3_load_float(dtype, block, i) / scale, is_modelopt, is_modelopt);
+      uint8_t high = k3_fp4_code(k3_load_float(dtype, block, i + 1) / scale, is_modelopt, is_modelopt);
+      *codes++ = (uint8_t)(low | high << 4);
+    }
+  }
+}
+
+static void encode_mxfp8(enum k3_mx_mode mode, enum k3_dtype dtype, const void *src, size_t n_blocks, uint8_t *scales, uint8_t *codes) {
+  for (size_t b = 0; b < n_blocks; b++) {
+    const void *block = element(dtype, src, 32 * b);
+    scales[b] = k3_mx_scale_byte(mode, K3_MX_E4M3, amax_bits(dtype, block, 32));
+    encode_e4m3(dtype, block, 32, k3_f32_from_e8m0(scales[b]), codes + 32 * b);
+  }
+}
+
 const struct k3_quant_kernels K3_QUANT_KERNELS_SCALAR = {
     .widen = widen,
     .decode_e4m3 = decode_e4m3,
     .decode_e2m1 = decode_e2m1,
+    .amax_bits = amax_bits,
+    .encode_e4m3 = encode_e4m3,
+    .encode_nvfp4 = encode_nvfp4,
+    .encode_mxfp4 = encode_mxfp4,
+    .encode_mxfp8 = encode_mxfp8,
 };
