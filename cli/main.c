@@ -33,6 +33,7 @@ static int unknown_verb(struct k3_cli *cli, const char *typed) {
 
 int main(int argc, char **argv) {
   occupy_standard_streams();
+  signal(SIGXFSZ, SIG_IGN);  // a file beyond the size limit is a failed write: exit code 4, output untouched
   signal(SIGPIPE, SIG_IGN);  // a closed pipe is a failed write like any other: exit code 4
   struct k3_cli cli;
   char *help_words[] = {(char[]){"help"}, NULL};

@@ -5,6 +5,10 @@
 #include "cli/cli.h"
 
 #define K3_VERBS(X)                                                     \
+  X(convert, "packs a checkpoint into an image")                        \
+  X(check, "says everything that is wrong with a checkpoint")           \
+  X(verify, "recomputes every digest of an image and its seal")         \
+  X(export, "writes the original files back, byte for byte")            \
   X(inspect, "shows tensors, shapes, types, files, shards and views")   \
   X(diff, "says which tensors differ, where and by how much")           \
   X(synth, "writes a synthetic checkpoint with exact names and shapes") \

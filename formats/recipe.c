@@ -274,6 +274,9 @@ static enum k3_status read_recipe(struct parse *p, const json_t *root) {
   }
   K3_TRY(keep_text(p, "name", json_object_get(root, "name"), &recipe->name));
   recipe->family = recipe->name;
+  recipe->about = "";
+  if (json_object_get(root, "about"))
+    K3_TRY(keep_text(p, "about", json_object_get(root, "about"), &recipe->about));
   if (json_object_get(root, "family"))
     K3_TRY(keep_text(p, "family", json_object_get(root, "family"), &recipe->family));
   recipe->image_root = "";
@@ -305,9 +308,8 @@ static enum k3_status read_recipe(struct parse *p, const json_t *root) {
 
 enum k3_status k3_recipe_parse(const char *text, size_t nbytes, const char *file, struct k3_recipe *recipe, struct k3_error *err) {
   *recipe = (struct k3_recipe){0};
-  json_t *root = k3_json_tree_parse(text, nbytes, K3_RULE_NONE, file, err);
-  if (!root)
-    return err && err->status != K3_OK ? err->status : K3_BAD_INPUT;
+  json_t *root = NULL;
+  K3_TRY(k3_json_tree_parse(text, nbytes, K3_RULE_NONE, file, &root, err));
   struct parse p = {recipe, file, err};
   uint8_t digest[K3_SHA256_NBYTES];
   enum k3_status status = k3_sha256(text, nbytes, digest, err);

@@ -1,5 +1,6 @@
 // A recipe: one JSON table from which renaming, stacking, views, shapes, tensor-parallel rules, roles and reductions of a model family are derived.
 //   name      "k3-dspark"
+//   about     one sentence for people
 //   family    how the runtime reads the image: "k3-dspark", or absent (a container of weights)
 //   match     [{"config": {"model_type": "k3_dspark"}}, {"tensors": ["context_proj.weight", ...]}]: any one alternative is enough; tensor names are
 //             tried under every root and alias, a trailing '*' matches the rest of the name
@@ -83,7 +84,7 @@ struct k3_recipe_named {
 };
 
 struct k3_recipe {
-  const char *name, *family;
+  const char *name, *family, *about;
   char sha256[65];  // of the recipe's text
   struct k3_recipe_match *matches;
   size_t n_matches;

@@ -309,9 +309,9 @@ static void name_destination(const struct k3_mapper *mapper, const char *module_
     snprintf(destination->name + n, sizeof destination->name - n, ".%s", param);
 }
 
-size_t k3_mapper_destinations(const struct k3_mapper *mapper, const struct k3_mapped *mapped, struct k3_destination destinations[2]) {
+size_t k3_mapper_destinations(const struct k3_mapper *mapper, const struct k3_mapped *mapped, bool packed, struct k3_destination destinations[2]) {
   const struct k3_recipe_module *module = &mapper->recipe->modules[mapped->module];
-  const char *param = k3_param_image_name(module, mapped->param, false);
+  const char *param = k3_param_image_name(module, mapped->param, packed);
   destinations[0] = (struct k3_destination){.stacked = module->shard != NULL};
   name_destination(mapper, module->into, param, mapped, &destinations[0]);
   if (module->shard)

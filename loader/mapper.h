@@ -71,7 +71,8 @@ struct k3_destination {
   bool stacked, view;
 };
 // The destinations of a mapped tensor in order: one, or two when its module has a view. Returns their number.
-size_t k3_mapper_destinations(const struct k3_mapper *mapper, const struct k3_mapped *mapped, struct k3_destination destinations[2]);
+//   packed  its module's weight is packed FP4
+size_t k3_mapper_destinations(const struct k3_mapper *mapper, const struct k3_mapped *mapped, bool packed, struct k3_destination destinations[2]);
 
 // Spelling of a parameter in the image. Everything but these keeps its own: weight_scale_inv becomes weight_scale, weight_scale_2
 // weight_global_scale, a packed ModelOpt weight weight_packed, its input_scale input_global_scale (the manifest holds the direction).

@@ -335,7 +335,9 @@ static enum k3_status place_body(struct layout *l, struct k3_error *err) {
   return status == K3_OK ? pad_to(l, PAGE_NBYTES, err) : status;
 }
 
-static enum k3_status list_sources(struct k3_plan *plan, struct k3_error *err) {
+enum k3_status k3_plan_list_sources(struct k3_plan *plan, struct k3_error *err) {
+  if (plan->sources)
+    return K3_OK;
   size_t n = plan->ckpt->n_files + plan->ckpt->n_documents + (plan->target ? plan->target->n_files : 0);
   plan->sources = k3_calloc(n, sizeof *plan->sources, err);
   if (!plan->sources)
@@ -389,7 +391,7 @@ enum k3_status k3_plan_layout(struct k3_plan *plan, struct k3_findings *findings
   struct layout l = {.plan = plan};
   enum k3_status status;
   uint64_t errors_before = findings->n_errors;
-  K3_TRY_GOTO(status, out, list_sources(plan, err));
+  K3_TRY_GOTO(status, out, k3_plan_list_sources(plan, err));
   K3_TRY_GOTO(status, out, plan->recipe->keep_names ? draft_copies(&l, err) : draft_modules(&l, findings, err));
   if (findings->n_errors > errors_before)
     goto out;

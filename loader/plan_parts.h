@@ -10,6 +10,9 @@ enum { K3_MODULE_CARRY = UINT16_MAX };
 // Shapes and dtypes of every mapped tensor against recipe and config (MAP05, MAP08), and agreement within each stack.
 enum k3_status k3_plan_check_shapes(struct k3_plan *plan, struct k3_findings *findings, struct k3_error *err);
 
+// Fills plan->sources, once.
+enum k3_status k3_plan_list_sources(struct k3_plan *plan, struct k3_error *err);
+
 // Fills plan->manifest from the laid-out shards.
 enum k3_status k3_plan_write_manifest(struct k3_plan *plan, struct k3_error *err);
 

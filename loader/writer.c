@@ -288,6 +288,7 @@ static enum k3_status digest_source(void *ctx, int worker, uint64_t index, struc
 enum k3_status k3_plan_digest_sources(struct k3_plan *plan, int n_threads, struct k3_progress *progress, struct k3_error *err) {
   struct digest_job job = {plan, progress};
   uint64_t total = 0;
+  K3_TRY(k3_plan_list_sources(plan, err));
   for (size_t s = 0; s < plan->n_sources; s++)
     total += plan->sources[s].is_header ? plan->sources[s].file_nbytes : 0;
   struct k3_pool *pool = k3_pool_create(n_threads, err);

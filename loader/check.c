@@ -1,0 +1,96 @@
+#include "loader/check.h"
+
+#include <stdio.h>
+#include <string.h>
+
+bool k3_rule_may_be_allowed(enum k3_rule rule) {
+  switch (rule) {
+    case K3_MAP01:
+    case K3_IDX06:
+    case K3_CFG02:
+    case K3_CFG03:
+    case K3_CFG05:
+    case K3_VAL02: return true;
+    default: return false;  // the others leave nothing that could be packed, or something that would be wrong
+  }
+}
+
+static enum k3_status find_recipe(const struct k3_ckpt *ckpt, const struct k3_check_options *options, struct k3_recipe *recipe,
+                                  struct k3_check_summary *summary, struct k3_findings *findings, struct k3_error *err) {
+  if (options->recipe)
+    return k3_recipe_load(options->recipe, recipe, err);
+  bool matched = false;
+  if (!k3_variant_refused(ckpt, findings)) {
+    K3_TRY(k3_recipe_choose(ckpt, recipe, &matched, err));
+    if (!matched && !options->generic_fallback && ckpt->is_folder && !ckpt->config && findings->n_by_rule[K3_CFG19] == 0)
+      k3_findings_report(findings, K3_CFG20, ckpt->folder, "config.json", "the model's config.json beside its weights",
+                         "no config.json in this folder");
+    else if (!matched && !options->generic_fallback)
+      k3_findings_report(findings, K3_CFG21, ckpt->source, NULL, "a known model, --recipe FILE, or --recipe generic to keep all names",
+                         "no recipe fits this checkpoint");
+  }
+  if (matched)
+    return K3_OK;
+  summary->fell_back = true;
+  return k3_recipe_load("generic", recipe, err);
+}
+
+static void count_files(const struct k3_ckpt *ckpt, const struct k3_findings *findings, struct k3_check_summary *summary) {
+  summary->n_files_expected = ckpt->n_files + findings->n_by_rule[K3_IDX01];
+  for (size_t i = 0; i < ckpt->n_files; i++)
+    summary->n_files += ckpt->files[i].header.data_begin > 0;
+}
+
+// An image brings its own plan: its manifest was held against its header when it was opened.
+static enum k3_status check_image(const struct k3_ckpt *ckpt, struct k3_recipe *recipe, struct k3_check_summary *summary, struct k3_error *err) {
+  const struct k3_manifest *manifest = &ckpt->image.manifest;
+  summary->n_tensors = summary->n_tensors_expected = ckpt->n_tensors;
+  for (size_t v = 0; v < manifest->n_views; v++) {
+    if (strstr(manifest->views[v].name, ".context_kv_proj.weight")) {
+      summary->view = "context_kv_proj";
+      summary->n_view_shards = summary->n_view_shards_expected = manifest->views[v].n_shards;
+      break;
+    }
+  }
+  return k3_recipe_load("generic", recipe, err);
+}
+
+enum k3_status k3_check_run(const struct k3_ckpt *ckpt, const struct k3_ckpt *target, const struct k3_check_options *options,
+                            struct k3_recipe *recipe, struct k3_plan *plan, struct k3_check_summary *summary, struct k3_findings *findings,
+                            struct k3_error *err) {
+  *summary = (struct k3_check_summary){0};
+  *recipe = (struct k3_recipe){0};
+  *plan = (struct k3_plan){0};
+  count_files(ckpt, findings, summary);
+  if (ckpt->image.bytes)
+    return check_image(ckpt, recipe, summary, err);
+  K3_TRY(find_recipe(ckpt, options, recipe, summary, findings, err));
+  K3_TRY(k3_plan_map(ckpt, target, recipe, &options->plan, plan, findings, err));
+  summary->n_tensors = plan->n_present;
+  // A name that the index promised and nobody holds is missing under any recipe.
+  summary->n_tensors_expected = recipe->keep_names ? plan->n_expected + ckpt->n_promised : plan->n_expected;
+  summary->n_view_shards = plan->n_view_shards;
+  summary->n_view_shards_expected = plan->n_view_shards_expected;
+  for (size_t m = 0; m < recipe->n_modules && !summary->view; m++) {
+    if (recipe->modules[m].view)
+      summary->view = recipe->modules[m].view + (strncmp(recipe->modules[m].view, recipe->image_root, strlen(recipe->image_root)) == 0
+                                                     ? strlen(recipe->image_root) : 0);
+  }
+  for (int rule = K3_RULE_NONE + 1; rule < K3_RULE_COUNT; rule++) {
+    if (options->plan.allowed_rules[rule])
+      k3_findings_allow(findings, (enum k3_rule)rule);
+  }
+  return K3_OK;
+}
+
+char *k3_check_summary_text(const struct k3_check_summary *s, enum k3_depth depth, char *dst, size_t capacity) {
+  char view[128] = "";
+  if (s->view && s->n_view_shards_expected > 0)
+    snprintf(view, sizeof view, ", %s shards %llu/%llu per parameter", s->view, (unsigned long long)s->n_view_shards,
+             (unsigned long long)s->n_view_shards_expected);
+  static const char *const not_read[] = {"scales, weights", "weights", "nothing"};
+  snprintf(dst, capacity, "files %llu/%llu, tensors %llu/%llu%s; not read: %s", (unsigned long long)s->n_files,
+           (unsigned long long)s->n_files_expected, (unsigned long long)s->n_tensors, (unsigned long long)s->n_tensors_expected, view,
+           not_read[depth]);
+  return dst;
+}
