@@ -7,14 +7,14 @@
 #include <stdint.h>
 
 #include "base/dtype.h"
-#include "base/error.h"
+#include "quant/scheme.h"
 
-// Rows row .. row + n_rows - 1 of the matrix, all columns, in one format.
+// Rows row .. row + n_rows - 1 of the matrix, in one format.
 struct k3_matrix_shard {
   uint64_t row, n_rows;
-  const void *data;     // first row's values or codes, in backend memory
-  uint64_t row_nbytes;  // distance of rows
-  enum k3_dtype dtype;  // BF16, F16 or F32
+  struct k3_quant_matrix codes;  // [n_rows, stored columns], addresses in backend memory. Plain weights are schemes without scales
+  uint64_t first_col;            // of the stored columns, where the matrix begins: 0 unless a rank holds a slice
+  float second;                  // second scale of this shard, acting as codes.scheme.second says
 };
 
 struct k3_matrix {
@@ -37,7 +37,8 @@ static inline const struct k3_matrix_shard *k3_matrix_shard_of(const struct k3_m
   return shard;
 }
 
-// Bytes of all rows, codes and scales.
+// Bytes of one row of a shard that a product reads, codes only; and of the whole matrix with its block scales.
+uint64_t k3_matrix_row_nbytes(const struct k3_matrix *matrix, const struct k3_matrix_shard *shard);
 uint64_t k3_matrix_nbytes(const struct k3_matrix *matrix);
 
 #endif

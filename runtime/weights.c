@@ -15,6 +15,10 @@ static bool is_plain_float(enum k3_dtype dtype) {
   return dtype == K3_DTYPE_F32 || dtype == K3_DTYPE_BF16 || dtype == K3_DTYPE_F16;
 }
 
+static struct k3_quant_scheme plain_scheme(enum k3_dtype dtype) {
+  return k3_quant_scheme_default(dtype == K3_DTYPE_F32 ? K3_SCHEME_F32 : dtype == K3_DTYPE_BF16 ? K3_SCHEME_BF16 : K3_SCHEME_F16);
+}
+
 static const struct k3_st_tensor *find(struct binder *binder, const char *name, const void **data) {
   const struct k3_st_tensor *tensor;
   *data = k3_image_data(binder->image, name, &tensor);
@@ -44,31 +48,105 @@ static enum k3_status bind_vector(struct binder *binder, struct k3_vector *vecto
   return K3_OK;
 }
 
-// `rows` lists the rows of each shard; they must sum up to the matrix.
-static enum k3_status bind_matrix(struct binder *binder, struct k3_matrix *matrix, const uint64_t *rows, unsigned n_shards, uint64_t n_cols,
-                                  const char *module) {
+// The tensors of one linear layer.
+struct parameters {
+  struct k3_quant_scheme scheme;
+  const struct k3_st_tensor *codes;
+  const unsigned char *code_data, *scale_data, *second_data;  // scale and second: NULL when the scheme has none
+  uint64_t n_scales, n_seconds;                                // elements
+};
+
+// Tensor `module`.`parameter` when it is there.
+static const void *parameter(struct binder *binder, const char *module, const char *suffix, const struct k3_st_tensor **tensor) {
+  char name[K3_ST_MAX_NAME_NBYTES];
+  snprintf(name, sizeof name, "%s.%s", module, suffix);
+  const void *data;
+  *tensor = find(binder, name, &data);
+  return data;
+}
+
+static enum k3_status find_plain(struct binder *binder, const char *module, struct parameters *found) {
   char name[K3_ST_MAX_NAME_NBYTES];
   snprintf(name, sizeof name, "%s.weight", module);
-  const void *data;
-  const struct k3_st_tensor *tensor = find(binder, name, &data);
-  if (!tensor)
+  found->code_data = parameter(binder, module, "weight", &found->codes);
+  if (!found->code_data)
     return missing(binder, name);
-  K3_TRY(check_plain(binder, name, tensor));
-  uint64_t n_rows = 0;
-  for (unsigned i = 0; i < n_shards; i++)
+  K3_TRY(check_plain(binder, name, found->codes));
+  found->scheme = plain_scheme(found->codes->dtype);
+  return K3_OK;
+}
+
+static enum k3_status find_quantised(struct binder *binder, const struct k3_manifest_linear *linear, struct parameters *found) {
+  enum k3_scheme scheme;
+  if (!k3_scheme_from_name(linear->scheme, &scheme))
+    return k3_fail(binder->err, K3_BAD_INPUT, K3_IMG01, NULL, linear->module, NULL, "the scheme \"%s\" is unknown", linear->scheme);
+  if (k3_scheme_is_plain(scheme))
+    return find_plain(binder, linear->module, found);
+  if (scheme == K3_SCHEME_INT_PACKED || scheme == K3_SCHEME_FP8_GROUP)
+    return k3_fail(binder->err, K3_UNSUPPORTED, K3_CFG21, NULL, linear->module, "FP8 per tensor, channel or block, MXFP8, NVFP4, MXFP4",
+                   "the runtime has no %s", linear->scheme);
+  found->scheme = k3_quant_scheme_default(scheme);
+  if (linear->block_rows)
+    found->scheme.block_rows = (uint32_t)linear->block_rows;
+  if (linear->block_cols)
+    found->scheme.block_cols = (uint32_t)linear->block_cols;
+  const struct k3_st_tensor *scale, *second = NULL;
+  found->code_data = parameter(binder, linear->module, "weight_packed", &found->codes);
+  if (!found->code_data)
+    found->code_data = parameter(binder, linear->module, "weight", &found->codes);
+  found->scale_data = parameter(binder, linear->module, "weight_scale", &scale);
+  if (!found->code_data || !found->scale_data)
+    return missing(binder, linear->module);
+  found->scheme.scale_dtype = scale->dtype;
+  found->n_scales = k3_st_n_elems(scale);
+  found->scheme.second = K3_SECOND_NONE;
+  if (scheme != K3_SCHEME_NVFP4)
+    return K3_OK;
+  found->scheme.second = linear->second_scale_divides ? K3_SECOND_DIVIDE : K3_SECOND_MULTIPLY;
+  found->second_data = parameter(binder, linear->module, linear->second_scale_divides ? "weight_global_scale" : "weight_scale_2", &second);
+  if (!found->second_data)
+    return missing(binder, linear->module);
+  found->n_seconds = second->dtype == K3_DTYPE_F32 ? k3_st_n_elems(second) : 0;
+  return K3_OK;
+}
+
+// Binds a module whose rows are those of n_shards siblings one after another, each with scales of its own.
+static enum k3_status bind_matrix(struct binder *binder, struct k3_matrix *matrix, const uint64_t *rows, unsigned n_shards, uint64_t n_cols,
+                                  const char *module) {
+  struct parameters found = {0};
+  const struct k3_manifest_linear *linear = k3_manifest_linear_of(&binder->image->manifest, module);
+  K3_TRY(linear ? find_quantised(binder, linear, &found) : find_plain(binder, module, &found));
+  uint64_t n_rows = 0, n_scales = 0, scale_rows, scale_cols;
+  for (unsigned i = 0; i < n_shards; i++) {
+    k3_quant_scale_shape(&found.scheme, rows[i], n_cols, &scale_rows, &scale_cols);
     n_rows += rows[i];
-  if (tensor->rank != 2 || tensor->shape[0] != n_rows || tensor->shape[1] != n_cols)
-    return k3_fail(binder->err, K3_BAD_INPUT, K3_IMG01, NULL, name, NULL, "its shape is not [%llu, %llu]", (unsigned long long)n_rows,
-                   (unsigned long long)n_cols);
-  const uint64_t row_nbytes = n_cols * k3_dtype_bits(tensor->dtype) / 8;
+    n_scales += scale_rows * scale_cols;
+  }
+  const uint64_t row_nbytes = k3_quant_row_nbytes(&found.scheme, n_cols);
+  if (found.codes->rank != 2 || found.codes->shape[0] != n_rows || found.codes->end - found.codes->begin != n_rows * row_nbytes)
+    return k3_fail(binder->err, K3_BAD_INPUT, K3_IMG01, NULL, found.codes->name, NULL, "it does not hold %llu rows of %llu columns (%s)",
+                   (unsigned long long)n_rows, (unsigned long long)n_cols, k3_scheme_name(found.scheme.scheme));
+  if (found.n_scales != n_scales || (found.second_data && found.n_seconds != n_shards))
+    return k3_fail(binder->err, K3_BAD_INPUT, K3_IMG01, NULL, module, NULL, "%llu scales where %llu are needed",
+                   (unsigned long long)(found.n_scales != n_scales ? found.n_scales : found.n_seconds),
+                   (unsigned long long)(found.n_scales != n_scales ? n_scales : n_shards));
   *matrix = (struct k3_matrix){.n_rows = n_rows, .n_cols = n_cols};
   matrix->shards = k3_arena_alloc(binder->arena, n_shards * sizeof *matrix->shards, binder->err);
   if (!matrix->shards)
     return K3_NO_MEMORY;
   matrix->n_shards = n_shards;
   uint64_t row = 0;
+  const unsigned char *scale = found.scale_data;
   for (unsigned i = 0; i < n_shards; i++) {
-    matrix->shards[i] = (struct k3_matrix_shard){row, rows[i], (const unsigned char *)data + row * row_nbytes, row_nbytes, tensor->dtype};
+    struct k3_quant_matrix codes = {.scheme = found.scheme, .n_rows = rows[i], .n_cols = n_cols};
+    codes.weight = found.code_data + row * row_nbytes;
+    codes.scale = scale;
+    K3_TRY(k3_quant_matrix_check(&codes, found.codes->name, binder->err));
+    matrix->shards[i] = (struct k3_matrix_shard){.row = row, .n_rows = rows[i], .codes = codes};
+    matrix->shards[i].second = found.second_data ? k3_load_f32(found.second_data, i) : 1;
+    k3_quant_scale_shape(&found.scheme, rows[i], n_cols, &scale_rows, &scale_cols);
+    if (scale)
+      scale += scale_rows * scale_cols * k3_dtype_bits(found.scheme.scale_dtype) / 8;
     row += rows[i];
   }
   return K3_OK;
@@ -81,21 +159,26 @@ static enum k3_status bind_one(struct binder *binder, struct k3_matrix *matrix, 
 // Embedding or head: the caller's, the image's, or absent.
 static enum k3_status bind_borrowed(struct binder *binder, struct k3_matrix *matrix, const struct k3_dspark_model *m, const struct k3_array *borrowed,
                                     const char *module) {
-  char name[64];
-  snprintf(name, sizeof name, "%s.weight", module);
+  const struct k3_st_tensor *tensor;
   if (!borrowed || !borrowed->data) {
-    const void *data;
-    return find(binder, name, &data) ? bind_one(binder, matrix, m->vocab_size, m->hidden_size, module) : K3_OK;
+    bool there = parameter(binder, module, "weight", &tensor) || parameter(binder, module, "weight_packed", &tensor);
+    return there ? bind_one(binder, matrix, m->vocab_size, m->hidden_size, module) : K3_OK;
   }
-  if (!is_plain_float(borrowed->dtype))
-    return k3_fail(binder->err, K3_BAD_ARGUMENT, K3_RULE_NONE, NULL, name, "F32, BF16 or F16", "the borrowed array is %s", k3_dtype_name(borrowed->dtype));
-  const uint64_t row_nbytes = borrowed->row_nbytes ? borrowed->row_nbytes : m->hidden_size * k3_dtype_bits(borrowed->dtype) / 8;
-  *matrix = (struct k3_matrix){.n_rows = m->vocab_size, .n_cols = m->hidden_size};
+  const uint64_t elem_nbytes = k3_dtype_bits(borrowed->dtype) / 8;
+  const uint64_t row_nbytes = borrowed->row_nbytes ? borrowed->row_nbytes : m->hidden_size * elem_nbytes;
+  if (!is_plain_float(borrowed->dtype) || row_nbytes % elem_nbytes != 0 || row_nbytes / elem_nbytes < m->hidden_size)
+    return k3_fail(binder->err, K3_BAD_ARGUMENT, K3_RULE_NONE, NULL, module, "rows of hidden_size F32, BF16 or F16 values",
+                   "the borrowed array is %s with rows of %llu bytes", k3_dtype_name(borrowed->dtype), (unsigned long long)row_nbytes);
   matrix->shards = k3_arena_alloc(binder->arena, sizeof *matrix->shards, binder->err);
   if (!matrix->shards)
     return K3_NO_MEMORY;
+  matrix->n_rows = m->vocab_size;
+  matrix->n_cols = m->hidden_size;
   matrix->n_shards = 1;
-  matrix->shards[0] = (struct k3_matrix_shard){0, m->vocab_size, borrowed->data, row_nbytes, borrowed->dtype};
+  matrix->shards[0] = (struct k3_matrix_shard){.n_rows = m->vocab_size, .second = 1};
+  matrix->shards[0].codes = (struct k3_quant_matrix){.scheme = plain_scheme(borrowed->dtype), .n_rows = m->vocab_size};
+  matrix->shards[0].codes.n_cols = row_nbytes / elem_nbytes;  // what stands beyond hidden_size is never read
+  matrix->shards[0].codes.weight = borrowed->data;
   binder->all_f32 &= borrowed->dtype == K3_DTYPE_F32;
   return K3_OK;
 }
@@ -120,23 +203,41 @@ static enum k3_status bind_layer(struct binder *binder, struct k3_layer_weights 
   return K3_OK;
 }
 
-// The manifest's view must name the rows that the layers use anyway; then it needs no bytes and no table of its own.
-static enum k3_status check_view(struct binder *binder, const struct k3_dspark_model *m) {
-  static const char name[] = "model.context_kv_proj.weight";
+// A view must name the rows that the layers use anyway; then it needs no bytes and no table of its own.
+//   row, n_rows  the latent and rotary rows, in the parameter's own unit
+static enum k3_status check_view(struct binder *binder, uint64_t n_layers, const char *suffix, uint64_t row, uint64_t n_rows) {
+  char name[64];
+  snprintf(name, sizeof name, "model.context_kv_proj.%s", suffix);
   const struct k3_manifest_view *view = k3_manifest_view_of(&binder->image->manifest, name);
   if (!view)
     return missing(binder, name);
-  bool fits = view->n_shards == m->n_layers;
-  for (uint64_t i = 0; fits && i < m->n_layers; i++) {
+  bool fits = view->n_shards == n_layers;
+  for (uint64_t i = 0; fits && i < n_layers; i++) {
     const struct k3_manifest_view_shard *shard = &view->shards[i];
     char tensor[160];
-    snprintf(tensor, sizeof tensor, "model.layers.%llu.self_attn.fused_qkv_a_proj.weight", (unsigned long long)i);
-    fits = shard->id == i && strcmp(shard->tensor, tensor) == 0 && shard->row == m->q_lora_rank &&
-           shard->n_rows == m->kv_lora_rank + m->qk_rope_head_dim;
+    snprintf(tensor, sizeof tensor, "model.layers.%llu.self_attn.fused_qkv_a_proj.%s", (unsigned long long)i, suffix);
+    fits = shard->id == i && strcmp(shard->tensor, tensor) == 0 && shard->row == row && shard->n_rows == n_rows;
   }
   return fits ? K3_OK
               : k3_fail(binder->err, K3_BAD_INPUT, K3_IMG03, NULL, name, "one shard per layer: the latent and rotary rows of its A-projection",
                         "the view names other rows");
+}
+
+static enum k3_status check_views(struct binder *binder, const struct k3_dspark_model *m, const struct k3_matrix *qkv_a) {
+  static const char module[] = "model.layers.0.self_attn.fused_qkv_a_proj";
+  const struct k3_quant_matrix *q = &qkv_a->shards[0].codes, *kv = &qkv_a->shards[1].codes;
+  const struct k3_st_tensor *tensor;
+  bool packed = parameter(binder, module, "weight_packed", &tensor) != NULL;
+  K3_TRY(check_view(binder, m->n_layers, packed ? "weight_packed" : "weight", q->n_rows, kv->n_rows));
+  if (!kv->scale)
+    return K3_OK;
+  uint64_t q_rows, kv_rows, cols;
+  k3_quant_scale_shape(&q->scheme, q->n_rows, q->n_cols, &q_rows, &cols);
+  k3_quant_scale_shape(&kv->scheme, kv->n_rows, kv->n_cols, &kv_rows, &cols);
+  K3_TRY(check_view(binder, m->n_layers, "weight_scale", q_rows, kv_rows));
+  if (kv->scheme.second == K3_SECOND_NONE)
+    return K3_OK;
+  return check_view(binder, m->n_layers, kv->scheme.second == K3_SECOND_DIVIDE ? "weight_global_scale" : "weight_scale_2", 1, 1);
 }
 
 static enum k3_status bind_all(struct binder *binder, const struct k3_dspark_model *m, const struct k3_array *embed_tokens,
@@ -164,7 +265,7 @@ static enum k3_status bind_all(struct binder *binder, const struct k3_dspark_mod
     K3_TRY(bind_layer(binder, &w->layers[i], m, i));
     w->kv_norms[i] = &w->layers[i].kv_a_norm;
   }
-  K3_TRY(check_view(binder, m));
+  K3_TRY(check_views(binder, m, &w->layers[0].qkv_a));
   k3_weights_link_context(w, m);
   K3_TRY(bind_vector(binder, &w->final_norm, m->hidden_size, "model.final_norm.weight"));
   K3_TRY(bind_one(binder, &w->markov_w1, m->vocab_size, m->markov_rank, "model.markov_head.markov_w1"));
@@ -205,10 +306,18 @@ void k3_weights_free(struct k3_weights *weights) {
   *weights = (struct k3_weights){0};
 }
 
+uint64_t k3_matrix_row_nbytes(const struct k3_matrix *matrix, const struct k3_matrix_shard *shard) {
+  return k3_quant_row_nbytes(&shard->codes.scheme, matrix->n_cols);
+}
+
 uint64_t k3_matrix_nbytes(const struct k3_matrix *matrix) {
   uint64_t nbytes = 0;
-  for (unsigned i = 0; i < matrix->n_shards; i++)
-    nbytes += matrix->shards[i].n_rows * matrix->shards[i].row_nbytes;
+  for (unsigned i = 0; i < matrix->n_shards; i++) {
+    const struct k3_matrix_shard *shard = &matrix->shards[i];
+    uint64_t scale_rows, scale_cols;
+    k3_quant_scale_shape(&shard->codes.scheme, shard->n_rows, matrix->n_cols, &scale_rows, &scale_cols);
+    nbytes += shard->n_rows * k3_matrix_row_nbytes(matrix, shard) + scale_rows * scale_cols * k3_dtype_bits(shard->codes.scheme.scale_dtype) / 8;
+  }
   return nbytes;
 }
 

@@ -53,7 +53,9 @@ static void softmax(float *scores, uint64_t n) {
   for (uint64_t j = 0; j < n; j++)
     highest = fmaxf(highest, scores[j]);
   if (highest == -INFINITY) {
-    memset(scores, 0, n * sizeof *scores);
+    for (uint64_t j = 0; j < n; j++)
+      if (scores[j] == -INFINITY)  // NaN stays
+        scores[j] = 0;
     return;
   }
   double sum = 0;
@@ -98,6 +100,8 @@ static enum k3_status attend_head(void *ctx, int worker, uint64_t item, struct k
     for (uint64_t t = 0; t < T; t++) {
       float *restrict latent = (float *)p->latent + ((request * T + t) * p->n_heads + head) * p->latent_rank;
       float weight = scores[t * n_keys + key];
+      if (weight == 0)  // masked: whatever lies there must not get in, NaN times 0 least of all
+        continue;
       for (uint64_t e = 0; e < p->latent_rank; e++)
         latent[e] += weight * key_row[e];
     }

@@ -41,8 +41,9 @@ static uint64_t max_u64(uint64_t a, uint64_t b) {
 
 static enum k3_status exec_create(struct k3_backend *backend, const struct k3_exec_options *options, struct k3_exec **result, struct k3_error *err) {
   struct k3_exec *exec = k3_calloc(1, sizeof *exec, err);
+  enum k3_status status = K3_NO_MEMORY;
   if (!exec)
-    return K3_NO_MEMORY;
+    return status;
   exec->bf16 = backend->bf16;
   exec->options = *options;
   exec->pool = k3_pool_create(options->n_threads, err);
@@ -53,7 +54,7 @@ static enum k3_status exec_create(struct k3_backend *backend, const struct k3_ex
   // A product needs a tile and its partial sums, everything else one decoded row.
   exec->scratch_elems = max_u64(K3_CPU_TILE + options->max_rows * K3_CPU_LANES, max_u64(options->max_cols, options->row_width));
   if (!k3_mul_u64(options->block_width, options->max_keys, &score_elems) || score_elems > SIZE_MAX / sizeof(float) / n_threads) {
-    k3_fail(err, K3_BAD_ARGUMENT, K3_RULE_NONE, NULL, NULL, "a smaller max_keys", "%llu keys are too many", (unsigned long long)options->max_keys);
+    status = k3_fail(err, K3_BAD_ARGUMENT, K3_RULE_NONE, NULL, NULL, "a smaller max_keys", "%llu keys are too many", (unsigned long long)options->max_keys);
     goto failed;
   }
   exec->score_elems = score_elems;
@@ -69,7 +70,7 @@ static enum k3_status exec_create(struct k3_backend *backend, const struct k3_ex
   }
 failed:
   exec_destroy(exec);
-  return err && err->status != K3_OK ? err->status : K3_NO_MEMORY;
+  return status;
 }
 
 static const struct k3_backend_ops OPS = {

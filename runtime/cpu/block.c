@@ -1,6 +1,7 @@
 // The steps that are linear layers with norms around them: taps, context rows, block rows, MLP.
 #include <math.h>
 
+#include "quant/decode.h"
 #include "runtime/cpu/cpu.h"
 
 // Row i of a caller's array.
@@ -21,7 +22,7 @@ static enum k3_status join_row(void *ctx, int worker, uint64_t row, struct k3_er
   uint64_t width = p->n_taps * p->tap_width, part = p->n_tap_arrays == 1 ? width : p->tap_width;
   float *joined = (float *)p->joined + row * width;
   for (uint64_t a = 0; a < p->n_tap_arrays; a++)
-    k3_cpu_decode_plain(p->taps[a].dtype, array_row(&p->taps[a], p->first_row + row, part), part, joined + a * part);
+    k3_quant_widen(p->taps[a].dtype, array_row(&p->taps[a], p->first_row + row, part), part, joined + a * part);
   if (c->exec->bf16)
     k3_cpu_round_bf16(joined, width);
   for (uint64_t t = 0; p->tap_norms && t < p->n_taps; t++)

@@ -33,13 +33,11 @@ struct k3_cpu_maximum {
   int64_t id;  // -1: none yet
 };
 
-// decode.c: weights, cache rows and caller arrays to floats and back.
+// decode.c: weights and cache rows to floats and back.
 // Columns col .. col + n - 1 of one row of a shard.
 void k3_cpu_decode(const struct k3_matrix_shard *shard, uint64_t row_in_shard, uint64_t col, uint64_t n, float *dst);
 // A whole row of a matrix.
 void k3_cpu_decode_row(const struct k3_matrix *matrix, uint64_t row, float *dst);
-// n elements of a plain dtype (F32, BF16, F16).
-void k3_cpu_decode_plain(enum k3_dtype dtype, const void *src, uint64_t n, float *dst);
 // The first n elements of a cache row, scaled; and a whole row stored.
 void k3_cpu_cache_read(const struct k3_cache *cache, uint64_t layer, uint64_t slot, uint64_t n, float *dst);
 void k3_cpu_cache_write(const struct k3_cache *cache, uint64_t layer, uint64_t slot, uint64_t n, const float *src);

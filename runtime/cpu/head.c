@@ -41,7 +41,7 @@ static enum k3_status bias_chunk(void *ctx, int worker, uint64_t item, struct k3
         maxima[b] = (struct k3_cpu_maximum){logit, (int64_t)id};
     }
   }
-  k3_progress_add(c->exec->options.progress, (end - item * CHUNK) * p->w2->shards[0].row_nbytes);
+  k3_progress_add(c->exec->options.progress, (end - item * CHUNK) * k3_matrix_row_nbytes(p->w2, p->w2->shards));
   return K3_OK;
 }
 

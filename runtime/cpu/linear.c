@@ -62,7 +62,7 @@ static enum k3_status matmul_item(void *ctx, int worker, uint64_t item, struct k
         k3_cpu_round_bf16(&sum, 1);
       m->y[r * w->n_rows + row] = sum;
     }
-    k3_progress_add(m->exec->options.progress, shard->row_nbytes);
+    k3_progress_add(m->exec->options.progress, k3_matrix_row_nbytes(w, shard));
   }
   return K3_OK;
 }

@@ -1,0 +1,54 @@
+// What engine, session and forward share; embedders see runtime.h only.
+#ifndef K3_RUNTIME_ENGINE_H
+#define K3_RUNTIME_ENGINE_H
+
+#include "base/file.h"
+#include "runtime/backend.h"
+#include "runtime/weights.h"
+
+// Where sums over the ranks are completed. A forward asks here and nowhere else; with one rank everything is false.
+struct k3_reductions {
+  bool embedding;    // the embedded block is a partial sum
+  bool *input_norm;  // [L] before layer i's input norm
+  bool *post_norm;   // [L] before layer i's post-attention norm
+  bool final_norm;
+  bool *o_proj, *down;  // [L] at once, in the producer
+};
+
+struct k3_engine {
+  struct k3_mapping mapping;      // empty when the image is the caller's
+  struct k3_image opened;         // likewise
+  const struct k3_image *image;
+  struct k3_dspark_model model;   // block_width as asked for
+  struct k3_weights weights;
+  struct k3_backend *backend;
+  struct k3_engine_info info;
+  float *inv_freq;                // backend memory [R/2]
+  struct k3_rope_table rope;
+  float softmax_scale;
+  struct k3_reductions reductions;
+  struct k3_arena arena;
+};
+
+// As k3_engine_open for an image that is open already and outlives the engine.
+struct k3_engine *k3_engine_open_image(const struct k3_image *image, const struct k3_engine_options *options, struct k3_error *err);
+
+struct k3_session {
+  struct k3_engine *engine;
+  struct k3_exec *exec;
+  struct k3_session_options options;  // defaults filled in
+  // Backend memory, in activations unless typed. Rows: n = max_context_rows, q = max_requests * T.
+  void *joined, *projected, *context, *kv_rows;          // [n, A*Ht], [n, H], [n, H], [n, L*E]
+  void *residual, *normed, *branch;                      // [q, H]
+  void *latents, *q_a, *q, *query, *latent, *heads;      // [q, Rq+E], [q, Rq], [q, N*D], [q, N*E], [q, N*Rk], [q, N*Vd]
+  void *gate_up, *gated;                                 // [q, 2I], [q, I]
+  float *base_logits;                                    // [q, V]
+  int64_t *positions, *slots, *n_keys, *ids;             // [q], [q], [max_requests], [q]
+};
+
+// forward.c: the two passes as lists of steps. Arguments have been checked.
+enum k3_status k3_forward_context(struct k3_session *session, const struct k3_cache *cache, const struct k3_context *context, uint64_t first_row,
+                                  uint64_t n_rows, struct k3_error *err);
+enum k3_status k3_forward_block(struct k3_session *session, const struct k3_cache *cache, const struct k3_draft *draft, struct k3_error *err);
+
+#endif
