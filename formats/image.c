@@ -181,6 +181,8 @@ const void *k3_image_data(const struct k3_image *image, const char *name, const 
 
 // Bytes of a segment; K3_BAD_ARGUMENT beyond the last.
 static enum k3_status segment_of(const struct k3_image *image, uint64_t index, const unsigned char **bytes, uint64_t *nbytes, struct k3_error *err) {
+  *bytes = NULL;
+  *nbytes = 0;
   if (index >= image->n_segments)
     return k3_fail(err, K3_BAD_ARGUMENT, K3_RULE_NONE, NULL, NULL, NULL, "segment %llu of %llu", (ull)index, (ull)image->n_segments);
   uint64_t offset = image->body_begin + index * K3_IMAGE_SEGMENT_NBYTES, left = image->nbytes - offset;
