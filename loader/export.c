@@ -142,7 +142,7 @@ static enum k3_status plan_weights(struct export *e, const struct k3_manifest_so
   if (status == K3_OK)
     status = add_copies(e, e->image.header.data_begin + stored->begin, 0, n_header, e->n_outputs - 1, err);
   for (size_t i = 0; status == K3_OK && i < header.n_tensors; i++) {
-    uint64_t from;
+    uint64_t from = 0;
     status = find_bytes(e, &header.tensors[i], &from, err);
     if (status == K3_OK)
       status = add_copies(e, from, n_header + header.tensors[i].begin, header.tensors[i].end - header.tensors[i].begin, e->n_outputs - 1, err);
