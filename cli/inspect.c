@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/hash.h"
+#include "cli/inspect_parts.h"
 #include "cli/verbs.h"
 #include "loader/stats.h"
 
@@ -40,7 +41,7 @@ static const char *safe(char dst[512], const char *text) {
 // "rows 1536..2111"
 static void print_rows(uint64_t id, const char *tensor, uint64_t row, uint64_t n_rows) {
   char name[512];
-  printf("    shard %llu: %s rows %llu..%llu\n", (unsigned long long)id, safe(name, tensor), (unsigned long long)row,
+  printf("    shard %llu: %s rows %llu..%llu", (unsigned long long)id, safe(name, tensor), (unsigned long long)row,
          (unsigned long long)(row + n_rows - (n_rows > 0)));
 }
 
@@ -66,39 +67,63 @@ static void print_tensors(const struct k3_cli *cli, const struct k3_ckpt *ckpt, 
   }
 }
 
-static void print_model(const struct k3_dspark_model *m) {
-  printf(
-      "model: hidden %llu, %llu layers, %llu heads of %llu + %llu, value %llu, ranks %llu and %llu, MLP %llu, vocabulary %llu, Markov rank %llu,\n",
-      (unsigned long long)m->hidden_size, (unsigned long long)m->n_layers, (unsigned long long)m->n_heads, (unsigned long long)m->qk_nope_head_dim,
-      (unsigned long long)m->qk_rope_head_dim, (unsigned long long)m->v_head_dim, (unsigned long long)m->q_lora_rank,
-      (unsigned long long)m->kv_lora_rank, (unsigned long long)m->intermediate_size, (unsigned long long)m->vocab_size,
-      (unsigned long long)m->markov_rank);
-  printf("       block of %llu rows (%s), %llu taps of %llu (", (unsigned long long)m->block_width, m->causal ? "causal" : "each sees all",
-         (unsigned long long)m->n_taps, (unsigned long long)m->target_hidden_size);
-  for (uint64_t i = 0; i < m->n_taps; i++)
-    printf("%s%llu", i ? ", " : "", (unsigned long long)m->target_layer_ids[i]);
-  printf("), stream %s, mask token %llu, %s confidence head\n", m->target_stream, (unsigned long long)m->mask_token_id,
-         m->confidence_head ? "a" : "no");
-}
-
-static void print_image(const struct k3_image *image, const char *pattern) {
+static void print_image(const struct k3_image *image) {
   const struct k3_manifest *m = &image->manifest;
   char name[512], other[512], size[32], hex[2 * K3_SHA256_NBYTES + 1];
   k3_hex(hex, image->identity);
-  printf("image of version %d by %s, recipe %s, %llu segments %s\n", K3_IMAGE_VERSION, safe(name, m->tool), safe(other, m->recipe_name),
-         (unsigned long long)image->n_segments, m->digests ? "under digests" : "without digests");
+  printf("image of version %d by %s, recipe %s, %llu segment%s %s\n", K3_IMAGE_VERSION, safe(name, m->tool), safe(other, m->recipe_name),
+         (unsigned long long)image->n_segments, image->n_segments == 1 ? "" : "s", m->digests ? "under digests" : "without digests");
   printf("identity %s\n", hex);
-  if (strcmp(m->family, "k3-dspark") == 0)
-    print_model(&m->dspark);
   for (size_t i = 0; i < m->n_sources; i++)
     printf("source %s%s, %s%s%s\n", safe(name, m->sources[i].file), m->sources[i].of_target ? " (target)" : "",
            k3_cli_size_text(size, m->sources[i].nbytes), m->sources[i].sha256 ? ", SHA-256 " : "",
            m->sources[i].sha256 ? safe(other, m->sources[i].sha256) : "");
   for (size_t i = 0; i < m->n_linears; i++)
-    if (wanted(pattern, m->linears[i].module))
-      printf("scheme %s: %s\n", safe(other, m->linears[i].scheme), safe(name, m->linears[i].module));
+    printf("scheme %s: %s\n", safe(other, m->linears[i].scheme), safe(name, m->linears[i].module));
   for (size_t i = 0; i < m->n_dropped; i++)
     printf("dropped %s: %s\n", safe(name, m->dropped[i].key), safe(other, m->dropped[i].value));
+}
+
+// The tensor that a shard of a view shows rows of, and how many bytes a row has. The opening of the image has checked that they exist.
+static const struct k3_st_tensor *shard_tensor(const struct k3_image *image, const struct k3_manifest_view_shard *shard, uint64_t *row_nbytes) {
+  const struct k3_st_tensor *t = k3_st_find(&image->header, shard->tensor, strlen(shard->tensor));
+  *row_nbytes = t && t->rank > 0 && t->shape[0] > 0 ? (t->end - t->begin) / t->shape[0] : 0;
+  return t;
+}
+
+// Type and shape of a view: those of its shards, with all their rows. [rank] numbers to shape.
+static unsigned view_shape(const struct k3_image *image, const struct k3_manifest_view *view, uint64_t *shape, enum k3_dtype *dtype) {
+  uint64_t row_nbytes, n_rows = 0;
+  unsigned rank = 1;
+  *dtype = K3_DTYPE_COUNT;
+  for (size_t s = 0; s < view->n_shards; s++) {
+    const struct k3_st_tensor *t = shard_tensor(image, &view->shards[s], &row_nbytes);
+    if (t && t->rank > 0) {
+      rank = t->rank;
+      *dtype = t->dtype;
+      memcpy(shape, t->shape, rank * sizeof *shape);
+    }
+    n_rows += view->shards[s].n_rows;
+  }
+  shape[0] = n_rows;
+  return rank;
+}
+
+static void print_view(const struct k3_image *image, const struct k3_manifest_view *view) {
+  char name[512], text[400];
+  uint64_t shape[K3_ST_MAX_RANK], row_nbytes;
+  enum k3_dtype dtype;
+  unsigned rank = view_shape(image, view, shape, &dtype);
+  printf("view %s %s %s, zero-copy: no bytes of its own\n", safe(name, view->name), k3_dtype_name(dtype), shape_text(text, sizeof text, shape, rank));
+  for (size_t s = 0; s < view->n_shards; s++) {
+    const struct k3_manifest_view_shard *shard = &view->shards[s];
+    const struct k3_st_tensor *t = shard_tensor(image, shard, &row_nbytes);
+    print_rows(shard->id, shard->tensor, shard->row, shard->n_rows);
+    if (t)
+      printf(", %llu bytes at %llu", (unsigned long long)(shard->n_rows * row_nbytes),
+             (unsigned long long)(image->header.data_begin + t->begin + shard->row * row_nbytes));
+    putchar('\n');
+  }
 }
 
 static void print_places(const struct k3_image *image, const char *pattern) {
@@ -113,21 +138,14 @@ static void print_places(const struct k3_image *image, const char *pattern) {
       printf("made of:\n");
     any = true;
     printf("  %s\n", safe(name, t->name));
-    for (size_t s = 0; s < t->n_shards; s++)
+    for (size_t s = 0; s < t->n_shards; s++) {
       print_rows(t->shards[s].id, t->shards[s].source, t->shards[s].row, t->shards[s].n_rows);
+      putchar('\n');
+    }
   }
-  any = false;
-  for (size_t i = 0; i < m->n_views; i++) {
-    const struct k3_manifest_view *view = &m->views[i];
-    if (!wanted(pattern, view->name))
-      continue;
-    if (!any)
-      printf("views, zero-copy: no bytes of their own:\n");
-    any = true;
-    printf("  %s\n", safe(name, view->name));
-    for (size_t s = 0; s < view->n_shards; s++)
-      print_rows(view->shards[s].id, view->shards[s].tensor, view->shards[s].row, view->shards[s].n_rows);
-  }
+  for (size_t i = 0; i < m->n_views; i++)
+    if (wanted(pattern, m->views[i].name))
+      print_view(image, &m->views[i]);
 }
 
 static void json_shape(struct k3_jsonw *json, const char *key, const uint64_t *shape, unsigned rank) {
@@ -137,10 +155,10 @@ static void json_shape(struct k3_jsonw *json, const char *key, const uint64_t *s
   k3_jsonw_end_array(json);
 }
 
-static void json_rows(struct k3_jsonw *json, uint64_t id, const char *key, const char *tensor, uint64_t row, uint64_t n_rows) {
+static void json_rows(struct k3_jsonw *json, uint64_t id, const char *source, uint64_t row, uint64_t n_rows) {
   k3_jsonw_begin_object(json, NULL);
   k3_jsonw_u64(json, "id", id);
-  k3_jsonw_string(json, key, tensor);
+  k3_jsonw_string(json, "source", source);
   k3_jsonw_u64(json, "row", row);
   k3_jsonw_u64(json, "n_rows", n_rows);
   k3_jsonw_end_object(json);
@@ -177,7 +195,7 @@ static void json_image(struct k3_jsonw *json, const struct k3_image *image, cons
     k3_jsonw_string(json, "name", t->name);
     k3_jsonw_begin_array(json, "shards");
     for (size_t s = 0; s < t->n_shards; s++)
-      json_rows(json, t->shards[s].id, "source", t->shards[s].source, t->shards[s].row, t->shards[s].n_rows);
+      json_rows(json, t->shards[s].id, t->shards[s].source, t->shards[s].row, t->shards[s].n_rows);
     k3_jsonw_end_array(json);
     k3_jsonw_end_object(json);
   }
@@ -188,11 +206,26 @@ static void json_image(struct k3_jsonw *json, const struct k3_image *image, cons
       continue;
     k3_jsonw_begin_object(json, NULL);
     k3_jsonw_string(json, "name", m->views[i].name);
+    uint64_t shape[K3_ST_MAX_RANK], row_nbytes;
+    enum k3_dtype dtype;
+    unsigned rank = view_shape(image, &m->views[i], shape, &dtype);
+    k3_jsonw_string(json, "dtype", k3_dtype_name(dtype));
+    json_shape(json, "shape", shape, rank);
     k3_jsonw_u64(json, "nbytes", 0);
     k3_jsonw_begin_array(json, "shards");
     for (size_t s = 0; s < m->views[i].n_shards; s++) {
       const struct k3_manifest_view_shard *shard = &m->views[i].shards[s];
-      json_rows(json, shard->id, "tensor", shard->tensor, shard->row, shard->n_rows);
+      const struct k3_st_tensor *t = shard_tensor(image, shard, &row_nbytes);
+      k3_jsonw_begin_object(json, NULL);
+      k3_jsonw_u64(json, "id", shard->id);
+      k3_jsonw_string(json, "tensor", shard->tensor);
+      k3_jsonw_u64(json, "row", shard->row);
+      k3_jsonw_u64(json, "n_rows", shard->n_rows);
+      if (t) {
+        k3_jsonw_u64(json, "shown_nbytes", shard->n_rows * row_nbytes);
+        k3_jsonw_u64(json, "offset", image->header.data_begin + t->begin + shard->row * row_nbytes);
+      }
+      k3_jsonw_end_object(json);
     }
     k3_jsonw_end_array(json);
     k3_jsonw_end_object(json);
@@ -255,6 +288,9 @@ static int report_json(struct k3_cli *cli, const struct k3_ckpt *ckpt, const cha
     k3_jsonw_end_object(&json);
   }
   k3_jsonw_end_array(&json);
+  struct k3_dspark_model model;
+  if (k3_inspect_model(ckpt, &model))
+    k3_inspect_json_model(&json, &model);
   if (ckpt->image.bytes)
     json_image(&json, &ckpt->image, pattern);
   k3_cli_json_findings(&json, findings);
@@ -335,8 +371,11 @@ int k3_cmd_inspect(struct k3_cli *cli, int argc, char **argv) {
     exit_code = report_json(cli, &ckpt, pattern, &findings, exit_code);
   } else if (!cli->quiet) {
     char size[32];
-    if (ckpt.image.bytes)
-      print_image(&ckpt.image, pattern);
+    struct k3_dspark_model model;
+    if (ckpt.image.bytes && !pattern)
+      print_image(&ckpt.image);
+    if (!pattern && k3_inspect_model(&ckpt, &model))
+      k3_inspect_print_model(&model);
     print_tensors(cli, &ckpt, pattern);
     if (ckpt.image.bytes)
       print_places(&ckpt.image, pattern);

@@ -1,0 +1,13 @@
+// Between the files of inspect: the geometry of a drafter as text and as JSON.
+#ifndef K3_CLI_INSPECT_PARTS_H
+#define K3_CLI_INSPECT_PARTS_H
+
+#include "cli/cli.h"
+#include "loader/ckpt.h"
+
+// The geometry of a drafter: an image's from its manifest, a checkpoint's from a config.json that makes sense. False when there is none.
+bool k3_inspect_model(const struct k3_ckpt *ckpt, struct k3_dspark_model *model);
+void k3_inspect_print_model(const struct k3_dspark_model *model);
+void k3_inspect_json_model(struct k3_jsonw *json, const struct k3_dspark_model *model);
+
+#endif
