@@ -271,6 +271,12 @@ static int by_item_name(const void *a, const void *b) {
   return strcmp(((const struct k3_diff_item *)a)->name, ((const struct k3_diff_item *)b)->name);
 }
 
+// qsort of a list that may be empty, and then NULL.
+static void sort(void *items, size_t n, size_t nbytes, int (*order)(const void *, const void *)) {
+  if (n > 1)
+    qsort(items, n, nbytes, order);
+}
+
 static enum k3_status compare(struct comparison *c, struct k3_error *err) {
   struct k3_diff_result *result = c->result;
   bool image_a = c->a.ckpt->image.bytes, image_b = c->b.ckpt->image.bytes;
@@ -279,8 +285,8 @@ static enum k3_status compare(struct comparison *c, struct k3_error *err) {
   K3_TRY(image_b && !image_a ? k3_diff_source_names(&c->b, c->a.ckpt, err) : k3_diff_own_names(&c->b, err));
   result->n_a = c->a.n_entries;
   result->n_b = c->b.n_entries;
-  qsort(c->a.entries, c->a.n_entries, sizeof *c->a.entries, by_entry_name);
-  qsort(c->b.entries, c->b.n_entries, sizeof *c->b.entries, by_entry_name);
+  sort(c->a.entries, c->a.n_entries, sizeof *c->a.entries, by_entry_name);
+  sort(c->b.entries, c->b.n_entries, sizeof *c->b.entries, by_entry_name);
   K3_TRY(pair_up(c, err));
   if (image_a && image_b && strcmp(c->a.ckpt->image.manifest.model_json, c->b.ckpt->image.manifest.model_json) != 0)
     K3_TRY(add_item(c, (struct k3_diff_item){.kind = K3_DIFF_MODEL, .name = ""}, err));
@@ -300,7 +306,7 @@ static enum k3_status compare(struct comparison *c, struct k3_error *err) {
   k3_progress_finish(c->options->progress);
   for (size_t i = 0; i < result->n_items; i++)
     result->n_within += !result->items[i].exceeds;
-  qsort(result->items, result->n_items, sizeof *result->items, by_item_name);
+  sort(result->items, result->n_items, sizeof *result->items, by_item_name);
   return K3_OK;
 }
 
