@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "formats/json_pull.h"
 
 // Largest integer up to which every integer is a double.
 static const double max_exact = 9007199254740992.0;
@@ -38,6 +39,21 @@ static bool restore_integers(json_t *value) {
   return true;
 }
 
+// jansson names lacking memory, says nothing at all, or takes it for a syntax error; then the other reader, which needs next to none, finds no error.
+static bool memory_ran_out(const json_error_t *error, const char *text, size_t nbytes) {
+  if (json_error_code(error) == json_error_out_of_memory || error->text[0] == '\0')
+    return true;
+  if (json_error_code(error) != json_error_invalid_syntax)
+    return false;
+  struct k3_json json;
+  k3_json_open(&json, text, nbytes, NULL, K3_RULE_NONE, NULL);
+  enum k3_status status = k3_json_skip(&json);
+  if (status == K3_OK)
+    status = k3_json_finish(&json);
+  k3_json_close(&json);
+  return status != K3_BAD_INPUT;
+}
+
 enum k3_status k3_json_tree_parse(const char *text, size_t nbytes, enum k3_rule rule, const char *file, json_t **root, struct k3_error *err) {
   json_error_t error;
   char what[96];
@@ -54,8 +70,7 @@ enum k3_status k3_json_tree_parse(const char *text, size_t nbytes, enum k3_rule 
       return k3_fail_memory(err, nbytes);
     }
   }
-  // Memory that ran out is either named or leaves no text at all.
-  if (!tree && (json_error_code(&error) == json_error_out_of_memory || error.text[0] == '\0'))
+  if (!tree && memory_ran_out(&error, text, nbytes))
     return k3_fail_memory(err, nbytes);
   if (!tree)
     return k3_fail(err, K3_BAD_INPUT, rule, file, NULL, "strict JSON", "line %d, column %d: %s", error.line, error.column, error.text);
