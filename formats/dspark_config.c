@@ -179,7 +179,7 @@ static void read_taps(struct reader *reader, struct k3_dspark_model *model) {
     return;
   }
   if (!found || n_taps == 0) {
-    CONTRADICTS(reader, name, "a list of target layers", found ? "an empty list" : "the field is missing");
+    CONTRADICTS(reader, found ? name : names[0], "a list of target layers", found ? "an empty list" : "the field is missing");
     return;
   }
   model->n_taps = n_taps;
