@@ -4,176 +4,40 @@
 
 #include "base/arith.h"
 #include "formats/image.h"
-#include "formats/json_tree.h"
-#include "formats/manifest.h"
+#include "formats/manifest_values.h"
 
 typedef unsigned long long ull;  // for %llu
 
-#define MAX_NUMBER (UINT64_C(1) << 53)
 enum { MAX_FILE_NAME_NBYTES = 255, MAX_SHARD_NAMES_NBYTES = 512 << 20, MAX_MODEL_DEPTH = 32 };
 
-struct reader {
-  struct k3_manifest *m;
-  const char *file;
-  struct k3_error *err;
-  uint64_t n_shards, n_name_nbytes;  // what the runs have been expanded to so far
-};
-
-#define FAIL(reader, where, allowed, ...) k3_fail((reader)->err, K3_BAD_INPUT, K3_IMG01, (reader)->file, where, allowed, __VA_ARGS__)
-
-static enum k3_status fail_kind(struct reader *reader, const char *where, const char *key, const char *allowed, const json_t *value) {
-  char what[128];
-  return FAIL(reader, where, allowed, "%s is %s", key, k3_json_tree_describe(value, what, sizeof what));
-}
-
-// ---- values ----
-
-static void *list_of(struct reader *reader, size_t n, size_t elem_nbytes) {
-  void *list = k3_arena_alloc(&reader->m->arena, n * elem_nbytes, reader->err);  // n entries took more bytes in the text already
-  if (list)
-    memset(list, 0, n * elem_nbytes);
-  return list;
-}
-
-static enum k3_status keep(struct reader *reader, const char *text, const char **kept) {
-  *kept = k3_arena_strndup(&reader->m->arena, text, strlen(text), reader->err);
-  return *kept ? K3_OK : K3_NO_MEMORY;
-}
-
-// A text of any length.
-static enum k3_status get_text(struct reader *reader, const json_t *object, const char *key, const char *where, const char **kept) {
-  const json_t *value = json_object_get(object, key);
-  return json_is_string(value) ? keep(reader, json_string_value(value), kept) : fail_kind(reader, where, key, "a text", value);
-}
-
-static bool is_name(const char *text) {
-  size_t nbytes = text ? strlen(text) : 0;
-  for (size_t i = 0; i < nbytes; i++) {
-    if ((unsigned char)text[i] < 0x20 || text[i] == 0x7F)
-      return false;
-  }
-  return nbytes >= 1 && nbytes <= K3_ST_MAX_NAME_NBYTES;
-}
-
-#define NAME_ALLOWED "1 to 4096 bytes without control characters"
-
-// The name of a tensor or a module.
-static enum k3_status get_name(struct reader *reader, const json_t *object, const char *key, const char *where, const char **kept) {
-  const json_t *value = json_object_get(object, key);
-  return is_name(json_string_value(value)) ? keep(reader, json_string_value(value), kept) : fail_kind(reader, where, key, NAME_ALLOWED, value);
-}
+// ---- sections ----
 
 // The name of a file of the source's folder: `export` creates it, so it may not lead anywhere else.
-static enum k3_status get_file_name(struct reader *reader, const json_t *object, const char *where, const char **kept) {
+static enum k3_status get_file_name(struct k3_mread *reader, const json_t *object, const char *where, const char **kept) {
   const json_t *value = json_object_get(object, "file");
   const char *text = json_string_value(value);
-  if (!is_name(text) || strlen(text) > MAX_FILE_NAME_NBYTES || strpbrk(text, "/\\") || strcmp(text, ".") == 0 || strcmp(text, "..") == 0)
-    return fail_kind(reader, where, "file", "the base name of a file", value);
-  return keep(reader, text, kept);
+  if (!k3_mread_is_name(text) || strlen(text) > MAX_FILE_NAME_NBYTES || strpbrk(text, "/\\") || strcmp(text, ".") == 0 || strcmp(text, "..") == 0)
+    return k3_mread_fail_kind(reader, where, "file", "the base name of a file", value);
+  return k3_mread_keep(reader, text, kept);
 }
 
 // "__source__.<n>"
-static enum k3_status get_source_tensor(struct reader *reader, const json_t *object, const char *key, const char *where, const char **kept) {
+static enum k3_status get_source_tensor(struct k3_mread *reader, const json_t *object, const char *key, const char *where, const char **kept) {
   static const char prefix[] = K3_IMAGE_SOURCE_PREFIX;
   const json_t *value = json_object_get(object, key);
   const char *text = json_string_value(value), *digits = text ? text + sizeof prefix - 1 : NULL;
   if (!text || strncmp(text, prefix, sizeof prefix - 1) != 0 || digits[0] == '\0' || digits[strspn(digits, "0123456789")] != '\0' ||
       strlen(digits) > 9)
-    return fail_kind(reader, where, key, "\"" K3_IMAGE_SOURCE_PREFIX "<n>\"", value);
-  return keep(reader, text, kept);
+    return k3_mread_fail_kind(reader, where, key, "\"" K3_IMAGE_SOURCE_PREFIX "<n>\"", value);
+  return k3_mread_keep(reader, text, kept);
 }
 
-static enum k3_status as_u64(struct reader *reader, const json_t *value, const char *key, const char *where, uint64_t min, uint64_t max,
-                             uint64_t *number) {
-  if (!json_is_integer(value) || json_integer_value(value) < 0 || (uint64_t)json_integer_value(value) < min ||
-      (uint64_t)json_integer_value(value) > max) {
-    char allowed[64];
-    snprintf(allowed, sizeof allowed, "an integer from %llu to %llu", (ull)min, (ull)max);
-    return fail_kind(reader, where, key, allowed, value);
-  }
-  *number = (uint64_t)json_integer_value(value);
-  return K3_OK;
-}
-
-static enum k3_status get_u64(struct reader *reader, const json_t *object, const char *key, const char *where, uint64_t min, uint64_t max,
-                              uint64_t *number) {
-  return as_u64(reader, json_object_get(object, key), key, where, min, max, number);
-}
-
-// Two integers of at most MAX_NUMBER.
-static enum k3_status get_pair(struct reader *reader, const json_t *object, const char *key, const char *where, uint64_t min, uint64_t pair[2]) {
-  const json_t *value = json_object_get(object, key);
-  if (!json_is_array(value) || json_array_size(value) != 2)
-    return fail_kind(reader, where, key, "a list of two integers", value);
-  for (size_t i = 0; i < 2; i++)
-    K3_TRY(as_u64(reader, json_array_get(value, i), key, where, min, MAX_NUMBER, &pair[i]));
-  return K3_OK;
-}
-
-static enum k3_status get_bool(struct reader *reader, const json_t *object, const char *key, bool *flag) {
-  const json_t *value = json_object_get(object, key);
-  if (!json_is_boolean(value))
-    return fail_kind(reader, NULL, key, "true or false", value);
-  *flag = json_is_true(value);
-  return K3_OK;
-}
-
-// One of n words; absent gives the first when `optional`.
-static enum k3_status get_word(struct reader *reader, const json_t *object, const char *key, const char *where, const char *const *words, int n,
-                               bool optional, int *index) {
-  const json_t *value = json_object_get(object, key);
-  *index = 0;
-  if (!value && optional)
-    return K3_OK;
-  for (; *index < n; ++*index) {
-    if (json_is_string(value) && strcmp(json_string_value(value), words[*index]) == 0)
-      return K3_OK;
-  }
-  return fail_kind(reader, where, key, "one of the words of this key", value);
-}
-
-// A list, or nothing.
-static enum k3_status get_list(struct reader *reader, const json_t *object, const char *key, const char *where, const json_t **list) {
-  *list = json_object_get(object, key);
-  return !*list || json_is_array(*list) ? K3_OK : fail_kind(reader, where, key, "a list", *list);
-}
-
-// A list of objects, or nothing.
-static enum k3_status get_objects(struct reader *reader, const json_t *object, const char *key, const char *where, const json_t **list) {
-  K3_TRY(get_list(reader, object, key, where, list));
-  for (size_t i = 0; i < json_array_size(*list); i++) {
-    if (!json_is_object(json_array_get(*list, i)))
-      return fail_kind(reader, where, key, "a list of objects", json_array_get(*list, i));
-  }
-  return K3_OK;
-}
-
-static int compare_texts(const void *a, const void *b) {
-  return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
-
-// Entries that begin with a `const char *` are sorted by it; an equal pair is an error.
-static enum k3_status sort_by_name(struct reader *reader, void *list, size_t n, size_t elem_nbytes, const char *what) {
-  if (n > 1)
-    qsort(list, n, elem_nbytes, compare_texts);
-  for (size_t i = 1; i < n; i++) {
-    const char *before, *name;
-    memcpy(&before, (const char *)list + (i - 1) * elem_nbytes, sizeof before);
-    memcpy(&name, (const char *)list + i * elem_nbytes, sizeof name);
-    if (strcmp(before, name) == 0)
-      return FAIL(reader, name, "each name once", "%s names this twice", what);
-  }
-  return K3_OK;
-}
-
-// ---- sections ----
-
-static enum k3_status read_recipe(struct reader *reader, const json_t *root) {
+static enum k3_status read_recipe(struct k3_mread *reader, const json_t *root) {
   const json_t *recipe = json_object_get(root, "recipe");
   if (!json_is_object(recipe))
-    return fail_kind(reader, NULL, "recipe", "an object", recipe);
-  K3_TRY(get_text(reader, recipe, "name", "recipe", &reader->m->recipe_name));
-  return json_object_get(recipe, "sha256") ? get_text(reader, recipe, "sha256", "recipe", &reader->m->recipe_sha256) : K3_OK;
+    return k3_mread_fail_kind(reader, NULL, "recipe", "an object", recipe);
+  K3_TRY(k3_mread_text(reader, recipe, "name", "recipe", &reader->m->recipe_name));
+  return json_object_get(recipe, "sha256") ? k3_mread_text(reader, recipe, "sha256", "recipe", &reader->m->recipe_sha256) : K3_OK;
 }
 
 static bool too_deep(const json_t *value, unsigned left) {
@@ -191,27 +55,27 @@ static bool too_deep(const json_t *value, unsigned left) {
   return false;
 }
 
-static enum k3_status read_model(struct reader *reader, const json_t *root) {
+static enum k3_status read_model(struct k3_mread *reader, const json_t *root) {
   const json_t *model = json_object_get(root, "model");
   if (!json_is_object(model))
-    return fail_kind(reader, NULL, "model", "an object", model);
+    return k3_mread_fail_kind(reader, NULL, "model", "an object", model);
   if (too_deep(model, MAX_MODEL_DEPTH))
-    return FAIL(reader, NULL, "at most 32 levels", "model is nested too deeply");
-  K3_TRY(get_name(reader, model, "family", "model", &reader->m->family));
+    return K3_MREAD_FAIL(reader, NULL, "at most 32 levels", "model is nested too deeply");
+  K3_TRY(k3_mread_name(reader, model, "family", "model", &reader->m->family));
   struct k3_jsonw writer;
   k3_jsonw_open(&writer, false, NULL, NULL);
   k3_json_tree_write(&writer, NULL, model);
   char *text = k3_json_tree_take(&writer, reader->err);
   if (!text)
     return K3_NO_MEMORY;
-  enum k3_status status = keep(reader, text, &reader->m->model_json);
+  enum k3_status status = k3_mread_keep(reader, text, &reader->m->model_json);
   if (status == K3_OK && strcmp(reader->m->family, "k3-dspark") == 0)
     status = k3_dspark_model_from_json(text, strlen(text), reader->file, &reader->m->dspark, reader->err);
   k3_free(text);
   return status;
 }
 
-static enum k3_status read_names(struct reader *reader, const json_t *root) {
+static enum k3_status read_names(struct k3_mread *reader, const json_t *root) {
   const json_t *names = json_object_get(root, "names"), *aliases = json_object_get(names, "aliases");
   struct k3_manifest *m = reader->m;
   const char *key;
@@ -220,29 +84,29 @@ static enum k3_status read_names(struct reader *reader, const json_t *root) {
   if (!names)
     return K3_OK;
   if (!json_is_object(names))
-    return fail_kind(reader, NULL, "names", "an object", names);
+    return k3_mread_fail_kind(reader, NULL, "names", "an object", names);
   if (json_object_get(names, "root"))
-    K3_TRY(get_text(reader, names, "root", "names", &m->root));
+    K3_TRY(k3_mread_text(reader, names, "root", "names", &m->root));
   if (json_object_get(names, "image_root"))
-    K3_TRY(get_text(reader, names, "image_root", "names", &m->image_root));
+    K3_TRY(k3_mread_text(reader, names, "image_root", "names", &m->image_root));
   if (aliases && !json_is_object(aliases))
-    return fail_kind(reader, "names", "aliases", "an object", aliases);
-  m->aliases = list_of(reader, json_object_size(aliases), sizeof *m->aliases);
+    return k3_mread_fail_kind(reader, "names", "aliases", "an object", aliases);
+  m->aliases = k3_mread_alloc(reader, json_object_size(aliases), sizeof *m->aliases);
   if (!m->aliases)
     return K3_NO_MEMORY;
   json_object_foreach((json_t *)aliases, key, value) {
-    K3_TRY(get_name(reader, aliases, key, "aliases", &m->aliases[m->n_aliases].value));
-    K3_TRY(keep(reader, key, &m->aliases[m->n_aliases++].key));
+    K3_TRY(k3_mread_name(reader, aliases, key, "aliases", &m->aliases[m->n_aliases].value));
+    K3_TRY(k3_mread_keep(reader, key, &m->aliases[m->n_aliases++].key));
   }
-  return sort_by_name(reader, m->aliases, m->n_aliases, sizeof *m->aliases, "aliases");
+  return k3_mread_sort_by_name(reader, m->aliases, m->n_aliases, sizeof *m->aliases, "aliases");
 }
 
-static enum k3_status read_sources(struct reader *reader, const json_t *root) {
+static enum k3_status read_sources(struct k3_mread *reader, const json_t *root) {
   static const char *const words[] = {"source", "target"};
   struct k3_manifest *m = reader->m;
   const json_t *list;
-  K3_TRY(get_objects(reader, root, "sources", NULL, &list));
-  m->sources = list_of(reader, json_array_size(list), sizeof *m->sources);
+  K3_TRY(k3_mread_objects(reader, root, "sources", NULL, &list));
+  m->sources = k3_mread_alloc(reader, json_array_size(list), sizeof *m->sources);
   if (!m->sources)
     return K3_NO_MEMORY;
   for (; m->n_sources < json_array_size(list); m->n_sources++) {
@@ -250,24 +114,24 @@ static enum k3_status read_sources(struct reader *reader, const json_t *root) {
     const json_t *entry = json_array_get(list, m->n_sources);
     int of;
     K3_TRY(get_file_name(reader, entry, "sources", &source->file));
-    K3_TRY(get_u64(reader, entry, "size", source->file, K3_ST_PREFIX_NBYTES, INT64_MAX, &source->nbytes));
+    K3_TRY(k3_mread_u64(reader, entry, "size", source->file, K3_ST_PREFIX_NBYTES, INT64_MAX, &source->nbytes));
     K3_TRY(get_source_tensor(reader, entry, "header", source->file, &source->header_tensor));
-    K3_TRY(get_word(reader, entry, "of", source->file, words, 2, false, &of));
+    K3_TRY(k3_mread_word(reader, entry, "of", source->file, words, 2, false, &of));
     source->of_target = of == 1;
     if (!json_object_get(entry, "sha256"))
       continue;
-    K3_TRY(get_text(reader, entry, "sha256", source->file, &source->sha256));
+    K3_TRY(k3_mread_text(reader, entry, "sha256", source->file, &source->sha256));
     if (strlen(source->sha256) != 64 || strspn(source->sha256, "0123456789abcdef") != 64)
-      return FAIL(reader, source->file, "64 hex digits", "sha256 is no SHA-256");
+      return K3_MREAD_FAIL(reader, source->file, "64 hex digits", "sha256 is no SHA-256");
   }
   return K3_OK;
 }
 
-static enum k3_status read_documents(struct reader *reader, const json_t *root) {
+static enum k3_status read_documents(struct k3_mread *reader, const json_t *root) {
   struct k3_manifest *m = reader->m;
   const json_t *list;
-  K3_TRY(get_objects(reader, root, "documents", NULL, &list));
-  m->documents = list_of(reader, json_array_size(list), sizeof *m->documents);
+  K3_TRY(k3_mread_objects(reader, root, "documents", NULL, &list));
+  m->documents = k3_mread_alloc(reader, json_array_size(list), sizeof *m->documents);
   if (!m->documents)
     return K3_NO_MEMORY;
   for (; m->n_documents < json_array_size(list); m->n_documents++) {
@@ -280,12 +144,12 @@ static enum k3_status read_documents(struct reader *reader, const json_t *root) 
 }
 
 // No two files may be restored to one name, or from one tensor.
-static enum k3_status check_files(struct reader *reader) {
+static enum k3_status check_files(struct k3_mread *reader) {
   const struct k3_manifest *m = reader->m;
   size_t n_all = m->n_sources + m->n_documents, n[3] = {0};
   const char **lists[3];  // files of the source, files of the target, tensors
   for (int i = 0; i < 3; i++) {
-    lists[i] = list_of(reader, n_all, sizeof **lists);
+    lists[i] = k3_mread_alloc(reader, n_all, sizeof **lists);
     if (!lists[i])
       return K3_NO_MEMORY;
   }
@@ -299,7 +163,7 @@ static enum k3_status check_files(struct reader *reader) {
     lists[2][n[2]++] = m->documents[i].tensor;
   }
   for (int i = 0; i < 3; i++)
-    K3_TRY(sort_by_name(reader, lists[i], n[i], sizeof **lists, "the list of sources and documents"));
+    K3_TRY(k3_mread_sort_by_name(reader, lists[i], n[i], sizeof **lists, "the list of sources and documents"));
   return K3_OK;
 }
 
@@ -312,38 +176,38 @@ struct run {
 };
 
 // {"each": ["e", first, end], key: "...{e}..."}; counts what it will take.
-static enum k3_status read_run(struct reader *reader, const json_t *entry, const char *key, const char *where, struct run *run) {
+static enum k3_status read_run(struct k3_mread *reader, const json_t *entry, const char *key, const char *where, struct run *run) {
   const json_t *each = json_object_get(entry, "each"), *letter = json_array_get(each, 0);
   const char *pattern = json_string_value(json_object_get(entry, key)), *variable = json_string_value(letter);
   char brace[16];
   uint64_t end;
   if (!json_is_array(each) || json_array_size(each) != 3)
-    return fail_kind(reader, where, "each", "a letter and two integers", each);
+    return k3_mread_fail_kind(reader, where, "each", "a letter and two integers", each);
   if (!variable || strlen(variable) != 1 || variable[0] < 'a' || variable[0] > 'z')
-    return fail_kind(reader, where, "each", "a lower-case letter", letter);
-  K3_TRY(as_u64(reader, json_array_get(each, 1), "each", where, 0, MAX_NUMBER, &run->first));
-  K3_TRY(as_u64(reader, json_array_get(each, 2), "each", where, run->first + 1, run->first + K3_MANIFEST_MAX_RUN, &end));
+    return k3_mread_fail_kind(reader, where, "each", "a lower-case letter", letter);
+  K3_TRY(k3_mread_as_u64(reader, json_array_get(each, 1), "each", where, 0, K3_MREAD_MAX_NUMBER, &run->first));
+  K3_TRY(k3_mread_as_u64(reader, json_array_get(each, 2), "each", where, run->first + 1, run->first + K3_MANIFEST_MAX_RUN, &end));
   run->n = end - run->first;
   snprintf(brace, sizeof brace, "{%c}", variable[0]);
-  run->before = is_name(pattern) ? pattern : NULL;
+  run->before = k3_mread_is_name(pattern) ? pattern : NULL;
   const char *at = run->before ? strstr(pattern, brace) : NULL;
   if (!at || strchr(pattern, '{') != at || strchr(at + 1, '{'))
-    return fail_kind(reader, where, key, "a name that holds the variable once", json_object_get(entry, key));
+    return k3_mread_fail_kind(reader, where, key, "a name that holds the variable once", json_object_get(entry, key));
   run->n_before = (size_t)(at - pattern);
   run->after = at + strlen(brace);
   return K3_OK;
 }
 
 // Counts n shards whose names have so many bytes each.
-static enum k3_status count_shards(struct reader *reader, const char *where, uint64_t n, uint64_t name_nbytes) {
+static enum k3_status count_shards(struct k3_mread *reader, const char *where, uint64_t n, uint64_t name_nbytes) {
   reader->n_shards += n;
   reader->n_name_nbytes += n * name_nbytes;
   if (reader->n_shards > K3_MANIFEST_MAX_SHARDS || reader->n_name_nbytes > MAX_SHARD_NAMES_NBYTES)
-    return FAIL(reader, where, "4000000 shards, 512 MiB of names", "the runs of shards up to here make too many of them");
+    return K3_MREAD_FAIL(reader, where, "4000000 shards, 512 MiB of names", "the runs of shards up to here make too many of them");
   return K3_OK;
 }
 
-static enum k3_status run_name(struct reader *reader, const struct run *run, uint64_t i, const char **name) {
+static enum k3_status run_name(struct k3_mread *reader, const struct run *run, uint64_t i, const char **name) {
   char digits[24];
   size_t n_digits = (size_t)snprintf(digits, sizeof digits, "%llu", (ull)(run->first + i)), n_after = strlen(run->after);
   char *text = k3_arena_alloc(&reader->m->arena, run->n_before + n_digits + n_after + 1, reader->err);
@@ -359,7 +223,7 @@ static enum k3_status run_name(struct reader *reader, const struct run *run, uin
 enum { MAX_DIGITS = 16 };
 
 // First pass over a list of shards or modules: how many entries it expands to.
-static enum k3_status count_entries(struct reader *reader, const json_t *list, const char *key, const char *where, size_t *n_entries) {
+static enum k3_status count_entries(struct k3_mread *reader, const json_t *list, const char *key, const char *where, size_t *n_entries) {
   *n_entries = 0;
   for (size_t i = 0; i < json_array_size(list); i++) {
     const json_t *entry = json_array_get(list, i);
@@ -374,17 +238,17 @@ static enum k3_status count_entries(struct reader *reader, const json_t *list, c
 
 // ---- tensors ----
 
-static enum k3_status expand_shards(struct reader *reader, const json_t *entry, const char *where, struct k3_manifest_shard *shards, size_t *n) {
+static enum k3_status expand_shards(struct k3_mread *reader, const json_t *entry, const char *where, struct k3_manifest_shard *shards, size_t *n) {
   struct run run;
   uint64_t id[2], row[2], n_rows, last;
   K3_TRY(read_run(reader, entry, "source", where, &run));
-  K3_TRY(get_pair(reader, entry, "id", where, 0, id));
-  K3_TRY(get_pair(reader, entry, "row", where, 0, row));
-  K3_TRY(get_u64(reader, entry, "n_rows", where, 0, MAX_NUMBER, &n_rows));
+  K3_TRY(k3_mread_pair(reader, entry, "id", where, 0, id));
+  K3_TRY(k3_mread_pair(reader, entry, "row", where, 0, row));
+  K3_TRY(k3_mread_u64(reader, entry, "n_rows", where, 0, K3_MREAD_MAX_NUMBER, &n_rows));
   for (int i = 0; i < 2; i++) {
     const uint64_t *series = i == 0 ? id : row;
-    if (!k3_mul_u64(series[1], run.n - 1, &last) || !k3_add_u64(series[0], last, &last) || last > MAX_NUMBER)
-      return FAIL(reader, where, "numbers up to 2^53", "a run of shards leaves the range of %s", i == 0 ? "id" : "row");
+    if (!k3_mul_u64(series[1], run.n - 1, &last) || !k3_add_u64(series[0], last, &last) || last > K3_MREAD_MAX_NUMBER)
+      return K3_MREAD_FAIL(reader, where, "numbers up to 2^53", "a run of shards leaves the range of %s", i == 0 ? "id" : "row");
   }
   for (uint64_t i = 0; i < run.n; i++, ++*n) {
     shards[*n] = (struct k3_manifest_shard){.id = id[0] + i * id[1], .file = -1, .row = row[0] + i * row[1], .n_rows = n_rows};
@@ -393,34 +257,26 @@ static enum k3_status expand_shards(struct reader *reader, const json_t *entry, 
   return K3_OK;
 }
 
-static enum k3_status read_shard(struct reader *reader, const json_t *entry, const char *where, struct k3_manifest_shard *shard) {
+static enum k3_status read_shard(struct k3_mread *reader, const json_t *entry, const char *where, struct k3_manifest_shard *shard) {
   const json_t *file = json_object_get(entry, "file");
   uint64_t index;
   shard->file = -1;
   if (file) {
-    K3_TRY(as_u64(reader, file, "file", where, 0, MAX_NUMBER, &index));
+    K3_TRY(k3_mread_as_u64(reader, file, "file", where, 0, K3_MREAD_MAX_NUMBER, &index));
     if (index >= reader->m->n_sources)
-      return FAIL(reader, where, "an index into sources", "a shard is of file %llu, but there are %zu sources", (ull)index, reader->m->n_sources);
+      return K3_MREAD_FAIL(reader, where, "an index into sources", "a shard is of file %llu, but there are %zu sources", (ull)index,
+                           reader->m->n_sources);
     shard->file = (int64_t)index;
   }
-  K3_TRY(get_u64(reader, entry, "id", where, 0, MAX_NUMBER, &shard->id));
-  K3_TRY(get_u64(reader, entry, "row", where, 0, MAX_NUMBER, &shard->row));
-  K3_TRY(get_u64(reader, entry, "n_rows", where, 0, MAX_NUMBER, &shard->n_rows));
-  return get_name(reader, entry, "source", where, &shard->source);
+  K3_TRY(k3_mread_u64(reader, entry, "id", where, 0, K3_MREAD_MAX_NUMBER, &shard->id));
+  K3_TRY(k3_mread_u64(reader, entry, "row", where, 0, K3_MREAD_MAX_NUMBER, &shard->row));
+  K3_TRY(k3_mread_u64(reader, entry, "n_rows", where, 0, K3_MREAD_MAX_NUMBER, &shard->n_rows));
+  return k3_mread_name(reader, entry, "source", where, &shard->source);
 }
 
-static int compare_rows(const void *a, const void *b) {
-  const struct k3_manifest_shard *left = a, *right = b;
-  if (left->row != right->row)
-    return left->row < right->row ? -1 : 1;
-  if (left->n_rows != right->n_rows)
-    return left->n_rows < right->n_rows ? -1 : 1;
-  return strcmp(left->source, right->source);
-}
-
-static enum k3_status read_shards(struct reader *reader, const json_t *list, struct k3_manifest_tensor *tensor) {
+static enum k3_status read_shards(struct k3_mread *reader, const json_t *list, struct k3_manifest_tensor *tensor) {
   K3_TRY(count_entries(reader, list, "source", tensor->name, &tensor->n_shards));
-  tensor->shards = list_of(reader, tensor->n_shards, sizeof *tensor->shards);
+  tensor->shards = k3_mread_alloc(reader, tensor->n_shards, sizeof *tensor->shards);
   if (!tensor->shards)
     return K3_NO_MEMORY;
   size_t n = 0;
@@ -432,72 +288,72 @@ static enum k3_status read_shards(struct reader *reader, const json_t *list, str
       K3_TRY(read_shard(reader, entry, tensor->name, &tensor->shards[n++]));
   }
   if (n > 1)
-    qsort(tensor->shards, n, sizeof *tensor->shards, compare_rows);
+    qsort(tensor->shards, n, sizeof *tensor->shards, k3_manifest_compare_shards);
   for (size_t i = 1; i < n; i++) {
     if (tensor->shards[i].row < tensor->shards[i - 1].row + tensor->shards[i - 1].n_rows)
-      return FAIL(reader, tensor->name, "each row in one shard", "row %llu is in two shards", (ull)tensor->shards[i].row);
+      return K3_MREAD_FAIL(reader, tensor->name, "each row in one shard", "row %llu is in two shards", (ull)tensor->shards[i].row);
   }
   return K3_OK;
 }
 
-static enum k3_status read_tensors(struct reader *reader, const json_t *root) {
+static enum k3_status read_tensors(struct k3_mread *reader, const json_t *root) {
   static const char *const roles[] = {"core", "optional", "borrowed"}, *const rules[] = {"replicate", "column", "row", "vocab"};
   struct k3_manifest *m = reader->m;
   const json_t *list, *shards;
-  K3_TRY(get_objects(reader, root, "tensors", NULL, &list));
-  m->tensors = list_of(reader, json_array_size(list), sizeof *m->tensors);
+  K3_TRY(k3_mread_objects(reader, root, "tensors", NULL, &list));
+  m->tensors = k3_mread_alloc(reader, json_array_size(list), sizeof *m->tensors);
   if (!m->tensors)
     return K3_NO_MEMORY;
   for (; m->n_tensors < json_array_size(list); m->n_tensors++) {
     struct k3_manifest_tensor *tensor = &m->tensors[m->n_tensors];
     const json_t *entry = json_array_get(list, m->n_tensors);
     int role, rule;
-    K3_TRY(get_name(reader, entry, "name", "tensors", &tensor->name));
-    K3_TRY(get_word(reader, entry, "role", tensor->name, roles, 3, true, &role));
-    K3_TRY(get_word(reader, entry, "tp", tensor->name, rules, 4, true, &rule));
+    K3_TRY(k3_mread_name(reader, entry, "name", "tensors", &tensor->name));
+    K3_TRY(k3_mread_word(reader, entry, "role", tensor->name, roles, 3, true, &role));
+    K3_TRY(k3_mread_word(reader, entry, "tp", tensor->name, rules, 4, true, &rule));
     tensor->role = (enum k3_role)role;
     tensor->tp = (enum k3_tp_rule)rule;
-    K3_TRY(get_objects(reader, entry, "shards", tensor->name, &shards));
+    K3_TRY(k3_mread_objects(reader, entry, "shards", tensor->name, &shards));
     if (shards)
       K3_TRY(read_shards(reader, shards, tensor));
   }
-  return sort_by_name(reader, m->tensors, m->n_tensors, sizeof *m->tensors, "tensors");
+  return k3_mread_sort_by_name(reader, m->tensors, m->n_tensors, sizeof *m->tensors, "tensors");
 }
 
 // ---- linears, views, pairs ----
 
-static enum k3_status read_group(struct reader *reader, const json_t *entry, struct k3_manifest_linear *linear) {
+static enum k3_status read_group(struct k3_mread *reader, const json_t *entry, struct k3_manifest_linear *linear) {
   static const char *const directions[] = {"multiply", "divide"};
   uint64_t block[2];
   int direction;
-  K3_TRY(get_name(reader, entry, "scheme", "linears", &linear->scheme));
+  K3_TRY(k3_mread_name(reader, entry, "scheme", "linears", &linear->scheme));
   bool has_group = json_object_get(entry, "group"), has_block = json_object_get(entry, "block");
   if (has_group && has_block)
-    return FAIL(reader, "linears", "one of them", "a group and a block for the scheme %s", linear->scheme);
+    return K3_MREAD_FAIL(reader, "linears", "one of them", "a group and a block for the scheme %s", linear->scheme);
   if (has_group) {
     linear->block_rows = 1;
-    K3_TRY(get_u64(reader, entry, "group", "linears", 1, 1 << 24, &linear->block_cols));
+    K3_TRY(k3_mread_u64(reader, entry, "group", "linears", 1, 1 << 24, &linear->block_cols));
   }
   if (has_block) {
-    K3_TRY(get_pair(reader, entry, "block", "linears", 1, block));
+    K3_TRY(k3_mread_pair(reader, entry, "block", "linears", 1, block));
     linear->block_rows = block[0];
     linear->block_cols = block[1];
   }
-  K3_TRY(get_word(reader, entry, "second_scale", "linears", directions, 2, true, &direction));
+  K3_TRY(k3_mread_word(reader, entry, "second_scale", "linears", directions, 2, true, &direction));
   linear->second_scale_divides = direction == 1;
   return K3_OK;
 }
 
-static enum k3_status read_modules(struct reader *reader, const json_t *list, const struct k3_manifest_linear *group) {
+static enum k3_status read_modules(struct k3_mread *reader, const json_t *list, const struct k3_manifest_linear *group) {
   struct k3_manifest *m = reader->m;
   for (size_t i = 0; i < json_array_size(list); i++) {
     const json_t *entry = json_array_get(list, i);
     struct run run = {.n = 1};
     if (!json_is_object(entry)) {
-      if (!is_name(json_string_value(entry)))
-        return fail_kind(reader, "linears", "a module", NAME_ALLOWED, entry);
+      if (!k3_mread_is_name(json_string_value(entry)))
+        return k3_mread_fail_kind(reader, "linears", "a module", K3_MREAD_NAME, entry);
       m->linears[m->n_linears] = *group;
-      K3_TRY(keep(reader, json_string_value(entry), &m->linears[m->n_linears++].module));
+      K3_TRY(k3_mread_keep(reader, json_string_value(entry), &m->linears[m->n_linears++].module));
       continue;
     }
     K3_TRY(read_run(reader, entry, "module", "linears", &run));
@@ -509,18 +365,18 @@ static enum k3_status read_modules(struct reader *reader, const json_t *list, co
   return K3_OK;
 }
 
-static enum k3_status read_linears(struct reader *reader, const json_t *root) {
+static enum k3_status read_linears(struct k3_mread *reader, const json_t *root) {
   struct k3_manifest *m = reader->m;
   const json_t *list, *modules;
   size_t n_all = 0;
-  K3_TRY(get_objects(reader, root, "linears", NULL, &list));
+  K3_TRY(k3_mread_objects(reader, root, "linears", NULL, &list));
   for (size_t i = 0; i < json_array_size(list); i++) {
     size_t n_modules;
-    K3_TRY(get_list(reader, json_array_get(list, i), "modules", "linears", &modules));
+    K3_TRY(k3_mread_list(reader, json_array_get(list, i), "modules", "linears", &modules));
     K3_TRY(count_entries(reader, modules, "module", "linears", &n_modules));
     n_all += n_modules;
   }
-  m->linears = list_of(reader, n_all, sizeof *m->linears);
+  m->linears = k3_mread_alloc(reader, n_all, sizeof *m->linears);
   if (!m->linears)
     return K3_NO_MEMORY;
   for (size_t i = 0; i < json_array_size(list); i++) {
@@ -528,75 +384,76 @@ static enum k3_status read_linears(struct reader *reader, const json_t *root) {
     K3_TRY(read_group(reader, json_array_get(list, i), &group));
     K3_TRY(read_modules(reader, json_object_get(json_array_get(list, i), "modules"), &group));
   }
-  return sort_by_name(reader, m->linears, m->n_linears, sizeof *m->linears, "linears");
+  return k3_mread_sort_by_name(reader, m->linears, m->n_linears, sizeof *m->linears, "linears");
 }
 
-static enum k3_status read_view(struct reader *reader, const json_t *root, struct k3_manifest_view *view) {
+static enum k3_status read_view(struct k3_mread *reader, const json_t *root, struct k3_manifest_view *view) {
   const json_t *list;
-  K3_TRY(get_objects(reader, root, view->name, "views", &list));
+  K3_TRY(k3_mread_objects(reader, root, view->name, "views", &list));
   if (json_array_size(list) == 0)
-    return FAIL(reader, view->name, "at least one shard", "the view has no shards");
-  view->shards = list_of(reader, json_array_size(list), sizeof *view->shards);
+    return K3_MREAD_FAIL(reader, view->name, "at least one shard", "the view has no shards");
+  view->shards = k3_mread_alloc(reader, json_array_size(list), sizeof *view->shards);
   if (!view->shards)
     return K3_NO_MEMORY;
   for (; view->n_shards < json_array_size(list); view->n_shards++) {
     struct k3_manifest_view_shard *shard = &view->shards[view->n_shards];
     const json_t *entry = json_array_get(list, view->n_shards);
-    K3_TRY(get_u64(reader, entry, "id", view->name, 0, MAX_NUMBER, &shard->id));
-    K3_TRY(get_u64(reader, entry, "row", view->name, 0, MAX_NUMBER, &shard->row));
-    K3_TRY(get_u64(reader, entry, "n_rows", view->name, 1, MAX_NUMBER, &shard->n_rows));
-    K3_TRY(get_name(reader, entry, "tensor", view->name, &shard->tensor));
+    K3_TRY(k3_mread_u64(reader, entry, "id", view->name, 0, K3_MREAD_MAX_NUMBER, &shard->id));
+    K3_TRY(k3_mread_u64(reader, entry, "row", view->name, 0, K3_MREAD_MAX_NUMBER, &shard->row));
+    K3_TRY(k3_mread_u64(reader, entry, "n_rows", view->name, 1, K3_MREAD_MAX_NUMBER, &shard->n_rows));
+    K3_TRY(k3_mread_name(reader, entry, "tensor", view->name, &shard->tensor));
     if (view->n_shards > 0 && shard->id <= shard[-1].id)
-      return FAIL(reader, view->name, "ascending shard ids", "shard %llu comes after shard %llu", (ull)shard->id, (ull)shard[-1].id);
+      return K3_MREAD_FAIL(reader, view->name, "ascending shard ids", "shard %llu comes after shard %llu", (ull)shard->id, (ull)shard[-1].id);
   }
   return K3_OK;
 }
 
-static enum k3_status read_views(struct reader *reader, const json_t *root) {
+static enum k3_status read_views(struct k3_mread *reader, const json_t *root) {
   struct k3_manifest *m = reader->m;
   const json_t *views = json_object_get(root, "views");
   const char *key;
   json_t *list;
   if (views && !json_is_object(views))
-    return fail_kind(reader, NULL, "views", "an object", views);
-  m->views = list_of(reader, json_object_size(views), sizeof *m->views);
+    return k3_mread_fail_kind(reader, NULL, "views", "an object", views);
+  m->views = k3_mread_alloc(reader, json_object_size(views), sizeof *m->views);
   if (!m->views)
     return K3_NO_MEMORY;
   json_object_foreach((json_t *)views, key, list) {
     (void)list;
     struct k3_manifest_view *view = &m->views[m->n_views++];
-    if (!is_name(key))
-      return FAIL(reader, "views", NAME_ALLOWED, "the name of a view is empty, too long or holds a control character");
-    K3_TRY(keep(reader, key, &view->name));
+    if (!k3_mread_is_name(key))
+      return K3_MREAD_FAIL(reader, "views", K3_MREAD_NAME, "the name of a view is empty, too long or holds a control character");
+    K3_TRY(k3_mread_keep(reader, key, &view->name));
     K3_TRY(read_view(reader, views, view));
   }
-  return sort_by_name(reader, m->views, m->n_views, sizeof *m->views, "views");
+  return k3_mread_sort_by_name(reader, m->views, m->n_views, sizeof *m->views, "views");
 }
 
-static enum k3_status read_pairs(struct reader *reader, const json_t *root, const char *section, const char *key, const char *value,
+static enum k3_status read_pairs(struct k3_mread *reader, const json_t *root, const char *section, const char *key, const char *value,
                                  struct k3_manifest_pair **pairs, size_t *n_pairs) {
   const json_t *list;
-  K3_TRY(get_objects(reader, root, section, NULL, &list));
-  *pairs = list_of(reader, json_array_size(list), sizeof **pairs);
+  K3_TRY(k3_mread_objects(reader, root, section, NULL, &list));
+  *pairs = k3_mread_alloc(reader, json_array_size(list), sizeof **pairs);
   if (!*pairs)
     return K3_NO_MEMORY;
   for (; *n_pairs < json_array_size(list); ++*n_pairs) {
-    K3_TRY(get_name(reader, json_array_get(list, *n_pairs), key, section, &(*pairs)[*n_pairs].key));
-    K3_TRY(get_text(reader, json_array_get(list, *n_pairs), value, section, &(*pairs)[*n_pairs].value));
+    K3_TRY(k3_mread_name(reader, json_array_get(list, *n_pairs), key, section, &(*pairs)[*n_pairs].key));
+    K3_TRY(k3_mread_text(reader, json_array_get(list, *n_pairs), value, section, &(*pairs)[*n_pairs].value));
   }
   return K3_OK;
 }
 
-static enum k3_status read_manifest(struct reader *reader, const json_t *root) {
+static enum k3_status read_manifest(struct k3_mread *reader, const json_t *root) {
   struct k3_manifest *m = reader->m;
   const json_t *version = json_object_get(root, "image_version");
   if (json_is_integer(version) && json_integer_value(version) > K3_IMAGE_VERSION)
-    return FAIL(reader, "image_version", "version 1; a newer k3pack reads this image", "version %lld", (long long)json_integer_value(version));
+    return K3_MREAD_FAIL(reader, "image_version", "version 1; a newer k3pack reads this image", "version %lld",
+                         (long long)json_integer_value(version));
   if (!json_is_integer(version) || json_integer_value(version) != K3_IMAGE_VERSION)
-    return fail_kind(reader, NULL, "image_version", "1", version);
-  K3_TRY(get_text(reader, root, "tool", NULL, &m->tool));
-  K3_TRY(get_bool(reader, root, "digests", &m->digests));
-  K3_TRY(get_bool(reader, root, "crc", &m->crc));
+    return k3_mread_fail_kind(reader, NULL, "image_version", "1", version);
+  K3_TRY(k3_mread_text(reader, root, "tool", NULL, &m->tool));
+  K3_TRY(k3_mread_bool(reader, root, "digests", &m->digests));
+  K3_TRY(k3_mread_bool(reader, root, "crc", &m->crc));
   K3_TRY(read_recipe(reader, root));
   K3_TRY(read_model(reader, root));
   K3_TRY(read_names(reader, root));
@@ -611,11 +468,11 @@ static enum k3_status read_manifest(struct reader *reader, const json_t *root) {
 }
 
 enum k3_status k3_manifest_parse(const char *text, size_t nbytes, const char *file, struct k3_manifest *manifest, struct k3_error *err) {
-  struct reader reader = {.m = manifest, .file = file, .err = err};
+  struct k3_mread reader = {.m = manifest, .file = file, .err = err};
   json_t *root;
   *manifest = (struct k3_manifest){0};
   if (nbytes > K3_MANIFEST_MAX_NBYTES)
-    return FAIL(&reader, NULL, "at most 16 MiB", "a manifest of %zu bytes", nbytes);
+    return K3_MREAD_FAIL(&reader, NULL, "at most 16 MiB", "a manifest of %zu bytes", nbytes);
   K3_TRY(k3_json_tree_parse(text, nbytes, K3_IMG01, file, &root, err));
   enum k3_status status = read_manifest(&reader, root);
   json_decref(root);

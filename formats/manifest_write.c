@@ -3,8 +3,7 @@
 #include <string.h>
 
 #include "formats/image.h"
-#include "formats/json_tree.h"
-#include "formats/manifest.h"
+#include "formats/manifest_values.h"
 
 typedef unsigned long long ull;  // for %llu
 
@@ -183,15 +182,6 @@ static int compare_names(const void *a, const void *b) {
   return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-static int compare_rows(const void *a, const void *b) {
-  const struct k3_manifest_shard *left = a, *right = b;
-  if (left->row != right->row)
-    return left->row < right->row ? -1 : 1;
-  if (left->n_rows != right->n_rows)
-    return left->n_rows < right->n_rows ? -1 : 1;
-  return strcmp(left->source, right->source);
-}
-
 // By value where both have a number, so that layer 10 comes after layer 9.
 static int compare_counting(const char *a, const char *b) {
   while (*a && *b) {
@@ -355,7 +345,7 @@ static void put_tensors(struct k3_jsonw *writer, const struct k3_manifest *m) {
     if (tensor->role != K3_ROLE_CORE)
       k3_jsonw_string(writer, "role", roles[tensor->role]);
     if (tensor->n_shards > 0) {
-      struct k3_manifest_shard *shards = sorted(writer, tensor->shards, tensor->n_shards, sizeof *shards, compare_rows);
+      struct k3_manifest_shard *shards = sorted(writer, tensor->shards, tensor->n_shards, sizeof *shards, k3_manifest_compare_shards);
       k3_jsonw_begin_array(writer, "shards");
       if (shards)
         put_runs(writer, m, shards, tensor->n_shards, false);
