@@ -190,6 +190,8 @@ static int convert(struct k3_cli *cli, const char *image, bool replace, bool dry
   struct k3_plan *plan = &source->plan;
   if (source->findings.n_errors > 0)
     return refuse(cli, &source->findings);
+  if (!dry_run && k3_plan_compare_borrowed(plan, cli->n_threads, &cli->progress, &source->findings, &err) != K3_OK)
+    return k3_cli_fail(cli, &err);
   if (plan->options.source_digest && !dry_run && k3_plan_digest_sources(plan, cli->n_threads, &cli->progress, &err) != K3_OK)
     return k3_cli_fail(cli, &err);
   if (k3_plan_layout(plan, &source->findings, &err) != K3_OK)

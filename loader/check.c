@@ -3,6 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "loader/writer.h"
+
 bool k3_rule_may_be_allowed(enum k3_rule rule) {
   switch (rule) {
     case K3_MAP01:
@@ -76,6 +78,8 @@ enum k3_status k3_check_run(const struct k3_ckpt *ckpt, const struct k3_ckpt *ta
       summary->view = recipe->modules[m].view + (strncmp(recipe->modules[m].view, recipe->image_root, strlen(recipe->image_root)) == 0
                                                      ? strlen(recipe->image_root) : 0);
   }
+  if (options->depth == K3_DEPTH_VALUES && findings->n_errors == 0)
+    K3_TRY(k3_plan_compare_borrowed(plan, options->n_threads, options->progress, findings, err));
   for (int rule = K3_RULE_NONE + 1; rule < K3_RULE_COUNT; rule++) {
     if (options->plan.allowed_rules[rule])
       k3_findings_allow(findings, (enum k3_rule)rule);

@@ -169,12 +169,7 @@ static enum k3_status map_borrowed(struct k3_plan *plan, struct k3_findings *fin
         own = s;
     }
     uint64_t tensor = 0;
-    bool found = false;
-    for (size_t r = 0; r < plan->recipe->n_borrowed_roots && !found; r++) {
-      char name[256];
-      int n = snprintf(name, sizeof name, "%s%s.weight", plan->recipe->borrowed_roots[r], module->name);
-      found = n > 0 && (size_t)n < sizeof name && k3_ckpt_find(plan->target, name, (size_t)n, &tensor);
-    }
+    bool found = k3_plan_find_borrowed(plan, module->name, &tensor);
     if (own != SIZE_MAX && !(plan->options.embed_from_target && found))
       continue;
     if (!found) {
@@ -191,6 +186,21 @@ static enum k3_status map_borrowed(struct k3_plan *plan, struct k3_findings *fin
     }
   }
   return K3_OK;
+}
+
+bool k3_plan_find_own(const struct k3_plan *plan, size_t module, uint64_t *tensor) {
+  for (uint64_t t = 0; t < plan->ckpt->n_tensors; t++) {
+    const struct k3_st_tensor *candidate = k3_ckpt_tensor(plan->ckpt, t);
+    struct k3_mapped mapped;
+    const char *why;
+    if (strstr(candidate->name, plan->recipe->modules[module].name) &&
+        k3_mapper_resolve(&plan->mapper, candidate->name, candidate->name_nbytes, &mapped, &why) == K3_MAPPED && mapped.module == module &&
+        mapped.param == K3_PARAM_WEIGHT) {
+      *tensor = t;
+      return true;
+    }
+  }
+  return false;
 }
 
 bool k3_plan_borrowed_name(void *ctx, const char *tensor) {

@@ -20,6 +20,11 @@ enum k3_status k3_plan_write_manifest(struct k3_plan *plan, struct k3_error *err
 enum k3_status k3_plan_write_header(const struct k3_plan *plan, k3_st_sink_fn sink, void *ctx, uint64_t padded_nbytes, uint64_t *h,
                                     struct k3_error *err);
 
+// Number of the target's tensor that a borrowed module may take, under any known root; false when there is none.
+bool k3_plan_find_borrowed(const struct k3_plan *plan, const char *module, uint64_t *tensor);
+// Number of the draft's own tensor of a borrowed module (also when the target's took its place); false when it has none.
+bool k3_plan_find_own(const struct k3_plan *plan, size_t module, uint64_t *tensor);
+
 // Notes a source tensor that is not in the image; both texts must outlive the plan.
 enum k3_status k3_plan_drop(struct k3_plan *plan, const char *tensor, const char *why, struct k3_error *err);
 

@@ -32,6 +32,11 @@ enum k3_status k3_plan_gather(const struct k3_plan *plan, uint64_t offset, size_
 // SHA-256 of every source file, in parallel over files (--source-digest); before the layout.
 enum k3_status k3_plan_digest_sources(struct k3_plan *plan, int n_threads, struct k3_progress *progress, struct k3_error *err);
 
+// Rule MAP10: compares the draft's own embedding and head with the target's, row by row; a difference is a warning that says how many rows. Does nothing
+// without a target. Reads both tensors whole.
+enum k3_status k3_plan_compare_borrowed(const struct k3_plan *plan, int n_threads, struct k3_progress *progress, struct k3_findings *findings,
+                                        struct k3_error *err);
+
 // OUT02: K3_BAD_ARGUMENT when `path` is an input of the checkpoint or lies in its folder.
 enum k3_status k3_output_not_input(const char *path, const struct k3_ckpt *ckpt, struct k3_error *err);
 
