@@ -8,11 +8,16 @@
 #include <string.h>
 
 static _Atomic uint64_t alloc_count, fail_at;
+static _Atomic size_t limit_nbytes = SIZE_MAX;
 
 // Counts one allocation; true when this is the one that a test wants to fail.
-static bool must_fail(void) {
+static bool must_fail(size_t nbytes) {
   uint64_t index = atomic_fetch_add_explicit(&alloc_count, 1, memory_order_relaxed) + 1;
-  return index == atomic_load_explicit(&fail_at, memory_order_relaxed);
+  return index == atomic_load_explicit(&fail_at, memory_order_relaxed) || nbytes > atomic_load_explicit(&limit_nbytes, memory_order_relaxed);
+}
+
+void k3_alloc_set_limit(size_t nbytes) {
+  atomic_store(&limit_nbytes, nbytes ? nbytes : SIZE_MAX);
 }
 
 void k3_alloc_fail_at(uint64_t n) {
@@ -29,7 +34,7 @@ void *k3_calloc(size_t n_elems, size_t elem_nbytes, struct k3_error *err) {
     k3_fail_memory(err, SIZE_MAX);
     return NULL;
   }
-  void *ptr = must_fail() ? NULL : calloc(nbytes ? nbytes : 1, 1);
+  void *ptr = must_fail(nbytes) ? NULL : calloc(nbytes ? nbytes : 1, 1);
   if (!ptr)
     k3_fail_memory(err, nbytes);
   return ptr;
@@ -37,7 +42,7 @@ void *k3_calloc(size_t n_elems, size_t elem_nbytes, struct k3_error *err) {
 
 void *k3_alloc_aligned(size_t nbytes, size_t align_nbytes, struct k3_error *err) {
   void *ptr = NULL;
-  if (must_fail() || posix_memalign(&ptr, align_nbytes, nbytes ? nbytes : 1) != 0) {
+  if (must_fail(nbytes) || posix_memalign(&ptr, align_nbytes, nbytes ? nbytes : 1) != 0) {
     k3_fail_memory(err, nbytes);
     return NULL;
   }
@@ -55,7 +60,7 @@ enum k3_status k3_grow(void *array_ptr, size_t *capacity, size_t n_needed, size_
   memcpy(&old, array_ptr, sizeof old);  // array_ptr points to a pointer of any object type
   if (__builtin_mul_overflow(n_new, elem_nbytes, &nbytes))
     return k3_fail_memory(err, SIZE_MAX);
-  void *grown = must_fail() ? NULL : realloc(old, nbytes);
+  void *grown = must_fail(nbytes) ? NULL : realloc(old, nbytes);
   if (!grown)
     return k3_fail_memory(err, nbytes);
   memcpy(array_ptr, &grown, sizeof grown);
@@ -93,19 +98,22 @@ struct k3_arena_block {
 };
 
 void *k3_arena_alloc(struct k3_arena *arena, size_t nbytes, struct k3_error *err) {
-  enum { BLOCK_NBYTES = 256 << 10 };
+  enum { FIRST_BLOCK_NBYTES = 4 << 10, LARGEST_BLOCK_NBYTES = 256 << 10 };
   size_t rounded = (nbytes + 7) & ~(size_t)7;
   if (rounded < nbytes) {
     k3_fail_memory(err, nbytes);
     return NULL;
   }
   if (!arena->blocks || arena->block_nbytes - arena->used_nbytes < rounded) {
-    size_t block_nbytes = rounded > BLOCK_NBYTES ? rounded : BLOCK_NBYTES, total;
+    // Blocks double, so that an arena of few objects stays small and one of many needs few blocks.
+    size_t usual = arena->blocks ? 2 * arena->block_nbytes : FIRST_BLOCK_NBYTES, total;
+    usual = usual < LARGEST_BLOCK_NBYTES ? usual : LARGEST_BLOCK_NBYTES;
+    size_t block_nbytes = rounded > usual ? rounded : usual;
     if (__builtin_add_overflow(block_nbytes, sizeof(struct k3_arena_block), &total)) {
       k3_fail_memory(err, nbytes);
       return NULL;
     }
-    struct k3_arena_block *block = must_fail() ? NULL : malloc(total);
+    struct k3_arena_block *block = must_fail(total) ? NULL : malloc(total);
     if (!block) {
       k3_fail_memory(err, total);
       return NULL;

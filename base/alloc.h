@@ -25,13 +25,15 @@ struct k3_arena {
   struct k3_arena_block *blocks;
   size_t used_nbytes, block_nbytes;  // within the newest block
 };
-void *k3_arena_alloc(struct k3_arena *arena, size_t nbytes, struct k3_error *err);                 // aligned to 8, not zeroed
+void *k3_arena_alloc(struct k3_arena *arena, size_t nbytes, struct k3_error *err);  // aligned to 8, not zeroed
 char *k3_arena_strndup(struct k3_arena *arena, const char *src, size_t nbytes, struct k3_error *err);
 void k3_arena_free(struct k3_arena *arena);
 
 // Test hooks. After k3_alloc_fail_at(n) the n-th allocation from now (1 = the next) fails, once; 0 switches it off.
-// k3_alloc_count gives the number of allocations since the program began (any thread).
+// k3_alloc_count gives the number of allocations since the program began (any thread). After k3_alloc_set_limit(nbytes) every single allocation above
+// that size fails; 0 switches it off.
 void k3_alloc_fail_at(uint64_t n);
+void k3_alloc_set_limit(size_t nbytes);
 uint64_t k3_alloc_count(void);
 
 #endif

@@ -61,6 +61,12 @@ static void the_nth_allocation_fails_once(void **state) {
   k3_alloc_fail_at(0);
   void *fourth = k3_calloc(1, 1, NULL);
   assert_non_null(fourth);
+  k3_alloc_set_limit(100);
+  assert_null(k3_calloc(101, 1, NULL));
+  void *small = k3_calloc(100, 1, NULL);
+  assert_non_null(small);
+  k3_free(small);
+  k3_alloc_set_limit(0);
   k3_free(first);
   k3_free(third);
   k3_free(fourth);
