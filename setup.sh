@@ -53,7 +53,7 @@ python_environment() {
   [ -x build/venv/bin/python ] && build/venv/bin/python -c 'import numpy, safetensors' 2>/dev/null && return
   mkdir -p build
   if python3 -m venv build/venv >build/venv.log 2>&1 &&
-    timeout 300 build/venv/bin/python -m pip install -q --disable-pip-version-check numpy safetensors >>build/venv.log 2>&1; then
+    timeout 300 build/venv/bin/python -m pip install -q --disable-pip-version-check --retries 2 numpy safetensors >>build/venv.log 2>&1; then
     return
   fi
   echo "no Python environment with numpy and safetensors (build/venv.log): the tests that need them will be skipped"

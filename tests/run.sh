@@ -6,7 +6,10 @@ build=${1:-build/release}
 passed=0 failed=0 skipped=0
 export K3PACK="$PWD/$build/k3pack" K3PACK_BUILD="$PWD/$build"
 # Tests that open files with other people's libraries: the environment that setup.sh made, or whatever python3 is there.
-[ -n "${K3PACK_PYTHON:-}" ] || { [ -x build/venv/bin/python ] && K3PACK_PYTHON=$PWD/build/venv/bin/python || K3PACK_PYTHON=python3; }
+if [ -z "${K3PACK_PYTHON:-}" ]; then
+  K3PACK_PYTHON=python3
+  build/venv/bin/python -c 'import numpy, safetensors' 2>/dev/null && K3PACK_PYTHON=$PWD/build/venv/bin/python
+fi
 export K3PACK_PYTHON
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT INT TERM

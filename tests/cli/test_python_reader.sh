@@ -3,7 +3,7 @@
 set -u
 K=$K3PACK
 "$K" convert --help >/dev/null 2>&1 || { echo "this build has no convert"; exit 77; }
-"$K3PACK_PYTHON" -c 'import numpy, safetensors' 2>/dev/null || { echo "SKIPPED: $K3PACK_PYTHON has no numpy and safetensors"; exit 77; }
+"$K3PACK_PYTHON" -c 'import numpy, safetensors' 2>/dev/null || { echo "$K3PACK_PYTHON has no numpy and safetensors: images NOT read by another library"; exit 77; }
 checker=$PWD/tests/python/image_equals_sources.py
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT INT TERM
