@@ -96,23 +96,24 @@ static enum k3_status lay_out(struct job *job, struct k3_error *err) {
   return K3_OK;
 }
 
-struct header_sink {
-  const struct shard *shard;
+// Where a header or an index goes as it is made.
+struct file_sink {
+  const struct k3_output *output;
   uint64_t offset;
 };
 
-static enum k3_status write_header_bytes(void *ctx, const void *bytes, size_t nbytes, struct k3_error *err) {
-  struct header_sink *sink = ctx;
-  K3_TRY(k3_pwrite_full(sink->shard->output.fd, bytes, nbytes, sink->offset, sink->shard->output.temp_path, err));
+static enum k3_status write_piece(void *ctx, const void *bytes, size_t nbytes, struct k3_error *err) {
+  struct file_sink *sink = ctx;
+  K3_TRY(k3_pwrite_full(sink->output->fd, bytes, nbytes, sink->offset, sink->output->temp_path, err));
   sink->offset += nbytes;
   return K3_OK;
 }
 
 // Header of a shard: counted with sink NULL, written with one. Padded so that the data begins at a multiple of 8.
-static enum k3_status put_header(const struct job *job, const struct shard *shard, struct header_sink *sink, uint64_t padded, uint64_t *h,
+static enum k3_status put_header(const struct job *job, const struct shard *shard, struct file_sink *sink, uint64_t padded, uint64_t *h,
                                  struct k3_error *err) {
   struct k3_st_writer writer;
-  k3_st_write_begin(&writer, sink ? write_header_bytes : NULL, sink);
+  k3_st_write_begin(&writer, sink ? write_piece : NULL, sink);
   if (job->preset->meta_key)
     K3_TRY(k3_st_write_metadata(&writer, job->preset->meta_key, job->preset->meta_value, err));
   for (size_t i = 0; i < shard->n_tensors; i++) {
@@ -139,8 +140,8 @@ static enum k3_status begin_shard(const struct job *job, struct shard *shard, bo
   unsigned char prefix[K3_ST_PREFIX_NBYTES];
   for (int i = 0; i < K3_ST_PREFIX_NBYTES; i++)
     prefix[i] = (unsigned char)(padded >> 8 * i);
-  struct header_sink sink = {shard, 0};
-  K3_TRY(write_header_bytes(&sink, prefix, sizeof prefix, err));
+  struct file_sink sink = {&shard->output, 0};
+  K3_TRY(write_piece(&sink, prefix, sizeof prefix, err));
   return put_header(job, shard, &sink, padded, &h, err);
 }
 
@@ -206,26 +207,14 @@ static enum k3_status text_file(struct job *job, const char *name, struct k3_out
   return k3_pwrite_full(output->fd, text, nbytes, 0, output->temp_path, err);
 }
 
-struct index_sink {
-  struct k3_output *output;
-  uint64_t offset;
-};
-
-static enum k3_status write_index_bytes(void *ctx, const void *bytes, size_t nbytes, struct k3_error *err) {
-  struct index_sink *sink = ctx;
-  K3_TRY(k3_pwrite_full(sink->output->fd, bytes, nbytes, sink->offset, sink->output->temp_path, err));
-  sink->offset += nbytes;
-  return K3_OK;
-}
-
 static enum k3_status write_index(struct job *job, struct k3_error *err) {
   uint64_t total = 0;
   for (uint64_t s = 0; s < job->n_shards; s++)
     total += job->shards[s].data_nbytes;
   K3_TRY(text_file(job, INDEX_NAME, &job->index, "", 0, err));
-  struct index_sink sink = {&job->index, 0};
+  struct file_sink sink = {&job->index, 0};
   struct k3_jsonw json;
-  k3_jsonw_open(&json, true, write_index_bytes, &sink);
+  k3_jsonw_open(&json, true, write_piece, &sink);
   k3_jsonw_begin_object(&json, NULL);
   k3_jsonw_begin_object(&json, "metadata");
   k3_jsonw_u64(&json, "total_size", total);

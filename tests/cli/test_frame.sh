@@ -119,7 +119,16 @@ silent err
 cmp "$work/four/model.safetensors" "$work/two/model.safetensors" >/dev/null 2>&1 && { echo "seeds 0 and 3 gave the same bytes"; bad=1; }
 "$K" synth "$work/five" --preset tiny -q && cmp "$work/four/model.safetensors" "$work/five/model.safetensors" || bad=1
 
-# Progress and colour only on a terminal.
+# Progress and colour only on a terminal, and no colour where it is not wanted.
 expect 0 synth "$work/six" --preset k3-dspark-small
 silent err
+if command -v script >/dev/null 2>&1; then
+  escape=$(printf '\033')
+  TERM=xterm script -qec "$K sytnh" /dev/null </dev/null >"$work/out"
+  grep -q "$escape\[31merror" "$work/out" || { echo "no colour on a terminal"; bad=1; }
+  NO_COLOR=1 TERM=xterm script -qec "$K sytnh" /dev/null </dev/null >"$work/out"
+  ! grep -q "$escape" "$work/out" || { echo "NO_COLOR is not obeyed"; bad=1; }
+  TERM=dumb script -qec "$K sytnh" /dev/null </dev/null >"$work/out"
+  ! grep -q "$escape" "$work/out" || { echo "colour on a dumb terminal"; bad=1; }
+fi
 exit "$bad"
