@@ -3,6 +3,7 @@
 
 #include <jansson.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/arith.h"
@@ -137,7 +138,50 @@ static enum k3_status read_indexes(struct parse *p, const json_t *root) {
   return K3_OK;
 }
 
+static enum k3_status read_optional(struct parse *p, const json_t *root) {
+  json_t *object = json_object_get(root, "optional_from");
+  const char *name;
+  json_t *value;
+  json_object_foreach(object, name, value) {
+    size_t i = 0;
+    while (i < p->recipe->n_indexes && (p->recipe->indexes[i].letter != name[0] || name[1] != '\0'))
+      i++;
+    if (i == p->recipe->n_indexes)
+      return bad(p, "optional_from", "letters of indexes");
+    K3_TRY(keep_expression(p, name, value, &p->recipe->indexes[i].optional_from));
+  }
+  return K3_OK;
+}
+
+static enum k3_status read_model(struct parse *p, const json_t *root) {
+  const json_t *model = json_object_get(root, "model");
+  if (!model)
+    return K3_OK;
+  if (!json_is_object(model))
+    return bad(p, "model", "an object");
+  char *text = json_dumps(model, JSON_COMPACT | JSON_SORT_KEYS);
+  if (!text)
+    return k3_fail_memory(p->err, 0);
+  p->recipe->model = k3_arena_strndup(&p->recipe->arena, text, strlen(text), p->err);
+  free(text);
+  return p->recipe->model ? K3_OK : K3_NO_MEMORY;
+}
+
 static enum k3_status read_shape(struct parse *p, const json_t *list, struct k3_recipe_param *param) {
+  if (json_is_array(json_array_get(list, 0))) {
+    for (size_t i = json_array_size(list); i-- > 0;) {
+      struct k3_recipe_param *next = param->other, *at = param;
+      if (i > 0) {
+        K3_TRY(keep_array(p, 1, sizeof *at, &at));
+        *at = (struct k3_recipe_param){.name = param->name, .other = next};
+        param->other = at;
+      }
+      if (json_is_array(json_array_get(json_array_get(list, i), 0)))
+        return bad(p, param->name, "a list of lists of expressions");
+      K3_TRY(read_shape(p, json_array_get(list, i), at));
+    }
+    return K3_OK;
+  }
   if (!json_is_array(list) || json_array_size(list) > K3_RECIPE_MAX_RANK)
     return bad(p, param->name, "a list of at most five expressions");
   param->rank = (unsigned)json_array_size(list);
@@ -186,22 +230,33 @@ static enum k3_status read_dtypes(struct parse *p, const json_t *item, struct k3
   return module->dtypes ? K3_OK : bad(p, "dtypes", "a list of dtype names");
 }
 
-static enum k3_status read_layers(struct parse *p, const json_t *item, struct k3_recipe_module *module) {
-  json_t *layers = json_object_get(item, "layers");
-  if (!layers)
-    return K3_OK;
-  if (json_object_get(layers, "from")) {
-    module->layers = K3_LAYERS_RANGE;
-    K3_TRY(keep_expression(p, "layers.from", json_object_get(layers, "from"), &module->layers_from));
-    return keep_expression(p, "layers.to", json_object_get(layers, "to"), &module->layers_to);
+static enum k3_status read_layer_rule(struct parse *p, const json_t *item, struct k3_recipe_layers *layers) {
+  if (json_object_get(item, "from")) {
+    layers->kind = K3_LAYERS_RANGE;
+    K3_TRY(keep_expression(p, "layers.from", json_object_get(item, "from"), &layers->from));
+    return keep_expression(p, "layers.to", json_object_get(item, "to"), &layers->to);
   }
-  bool listed = json_object_get(layers, "listed") != NULL;
-  module->layers = listed ? K3_LAYERS_LISTED : K3_LAYERS_MASK;
-  K3_TRY(keep_text(p, "layers", json_object_get(layers, listed ? "listed" : "mask"), &module->layers_field));
-  const json_t *number = json_object_get(layers, listed ? "base" : "is");
+  bool listed = json_object_get(item, "listed") != NULL;
+  layers->kind = listed ? K3_LAYERS_LISTED : K3_LAYERS_MASK;
+  K3_TRY(keep_text(p, "layers", json_object_get(item, listed ? "listed" : "mask"), &layers->field));
+  const json_t *number = json_object_get(item, listed ? "base" : "is");
+  if (!listed && json_is_string(number))
+    return keep_text(p, "layers.is", number, &layers->text);
   if (!json_is_integer(number) || json_integer_value(number) < 0)
     return bad(p, "layers", "base or is: a number");
-  module->layers_number = (uint64_t)json_integer_value(number);
+  layers->number = (uint64_t)json_integer_value(number);
+  return K3_OK;
+}
+
+static enum k3_status read_layers(struct parse *p, const json_t *item, struct k3_recipe_module *module) {
+  const json_t *layers = json_object_get(item, "layers");
+  if (!layers)
+    return K3_OK;
+  bool list = json_is_array(layers);
+  module->n_layers = list ? json_array_size(layers) : 1;
+  K3_TRY(keep_array(p, module->n_layers, sizeof *module->layers, &module->layers));
+  for (size_t i = 0; i < module->n_layers; i++)
+    K3_TRY(read_layer_rule(p, list ? json_array_get(layers, i) : layers, &module->layers[i]));
   return K3_OK;
 }
 
@@ -224,10 +279,11 @@ static enum k3_status read_module(struct parse *p, const json_t *item, struct k3
   K3_TRY(read_params(p, item, module));
   K3_TRY(read_dtypes(p, item, module));
   K3_TRY(read_layers(p, item, module));
+  module->bare = json_is_true(json_object_get(item, "bare"));
   if (json_object_get(item, "into")) {
     K3_TRY(keep_text(p, "into", json_object_get(item, "into"), &module->into));
   } else {
-    char *into = k3_asprintf(p->err, "%s%s", p->recipe->image_root, module->name);
+    char *into = k3_asprintf(p->err, "%s%s", module->bare ? "" : p->recipe->image_root, module->name);
     module->into = into ? k3_arena_strndup(&p->recipe->arena, into, strlen(into), p->err) : NULL;
     k3_free(into);
     if (!module->into)
@@ -261,7 +317,7 @@ static enum k3_status read_module(struct parse *p, const json_t *item, struct k3
 
 static enum k3_status read_recipe(struct parse *p, const json_t *root) {
   static const char *const known[] = {"name",    "family",  "match",    "roots", "image_root", "aliases", "dims",      "indexes",
-                                      "require", "borrowed", "carry", "ignore", "modules",    "about",   "keep_names"};
+                                      "require", "borrowed", "carry", "ignore", "modules",    "about",   "keep_names", "optional_from", "model"};
   struct k3_recipe *recipe = p->recipe;
   const char *key;
   json_t *value;
@@ -294,6 +350,8 @@ static enum k3_status read_recipe(struct parse *p, const json_t *root) {
   K3_TRY(read_ignore(p, root));
   K3_TRY(read_matches(p, root));
   K3_TRY(read_indexes(p, root));
+  K3_TRY(read_optional(p, root));
+  K3_TRY(read_model(p, root));
   const json_t *modules = json_object_get(root, "modules");
   if (!modules && recipe->keep_names)
     return K3_OK;

@@ -5,16 +5,21 @@
 //   match     [{"config": {"model_type": "k3_dspark"}}, {"tensors": ["context_proj.weight", ...]}]: any one alternative is enough; tensor names are
 //             tried under every root and alias, a trailing '*' matches the rest of the name
 //   roots     prefixes of the source names, exactly one of which a checkpoint uses; image_root: the prefix in the image
-//   aliases   {"fc": "context_proj"}: module names of other exporters
-//   dims      {"E": "kv_lora_rank + qk_rope_head_dim"}: sums and products of config fields, numbers, len(list field) and dims named before
+//   aliases   {"fc": "context_proj"}: module names of other exporters, or whole tensor names; both sides have the same "{x}" in the same order
+//   dims      {"E": "kv_lora_rank + qk_rope_head_dim"}: sums and products of config fields, numbers, len(list field) and dims named before;
+//             " | " separates alternatives, of which the first whose fields exist counts ("num_experts_per_token | num_experts_per_tok | 8")
 //   indexes   {"i": "L"}: how far the index of a name such as layers.{i} runs: 0 .. L-1
+//   optional_from {"i": "Lt"}: instances whose index is that or higher must be complete when one tensor of that index is there, else none is missed
+//             (a declared prediction module that the files do not hold)
 //   require   names of checks in C, by family
 //   borrowed  {"roots": ["language_model.model.", ...]}: where a target model keeps what this one borrows
 //   carry     ["vision_tower."]: prefixes (outside the root) of tensors that are kept as they are
 //   ignore    [{"name": "layers.{i}.self_attn.rotary_emb.inv_freq", "why": "..."}]: dropped, listed in the manifest
+//   model     what the manifest says about the model besides its family: any object; the text "$a.b | c" in it stands for the value of the first
+//             config field that exists (none: the key is left out), "=expression" for a number
 //   modules   in the order in which the forward needs them:
 //     name        "layers.{i}.self_attn.q_a_proj", without root
-//     shape       ["Rq", "H"]: of `weight`; expressions as in dims
+//     shape       ["Rq", "H"]: of `weight`; expressions as in dims. A list of such lists: any of them
 //     params      {"bias": [], "e_score_correction_bias": ["X"]}: further plain parameters with their shapes; "weight" comes from `shape`
 //     dtypes      ["F32"]: allowed for plain parameters (default BF16, F16, F32)
 //     linear      true (default for rank 2): may be stored quantised, with companions
@@ -25,8 +30,10 @@
 //     reduce_into image module of the norm that completes the partial sums of a row-parallel product; "{i+1}" is the next layer, " | " separates
 //                 alternatives, of which the first that exists counts
 //     outer       true: also accepted (and stored) outside the root, as lm_head is
-//     when        {"fc_norm": true}: the module exists only if the config field (absent counts as false) has this value
-//     layers      {"from": "X", "to": "L"} | {"listed": "field.list", "base": 1} | {"mask": "field.list", "is": 1}: which i the module exists for
+//     bare        true: the name is whole, no root stands before it (vision towers); `into` is then the same name
+//     when        {"fc_norm": true}: the module exists only if the config field (absent counts as false, an object as true) has this value
+//     layers      {"from": "X", "to": "L"} | {"listed": "field.list", "base": 1} | {"mask": "field.list", "is": 1}: which i the module exists for; the
+//                 items of a mask may be texts. A list of these: the first whose field exists counts
 #ifndef K3_FORMATS_RECIPE_H
 #define K3_FORMATS_RECIPE_H
 
@@ -41,17 +48,25 @@
 enum { K3_RECIPE_MAX_INDEXES = 4, K3_RECIPE_MAX_RANK = 5 };
 
 struct k3_recipe_index {
-  char letter;         // 'i' of "{i}"
-  const char *count;   // expression
+  char letter;                // 'i' of "{i}"
+  const char *count;          // expression
+  const char *optional_from;  // expression, or NULL: every instance is demanded
 };
 
 struct k3_recipe_param {
   const char *name;                          // "weight", "bias", ...
   const char *shape[K3_RECIPE_MAX_RANK];     // expressions
   unsigned rank;
+  struct k3_recipe_param *other;  // another accepted shape, or NULL
 };
 
-enum k3_recipe_layers { K3_LAYERS_ALL, K3_LAYERS_RANGE, K3_LAYERS_LISTED, K3_LAYERS_MASK };
+struct k3_recipe_layers {
+  enum { K3_LAYERS_RANGE, K3_LAYERS_LISTED, K3_LAYERS_MASK } kind;
+  const char *from, *to;  // RANGE
+  const char *field;      // LISTED, MASK
+  const char *text;       // MASK of texts, else NULL
+  uint64_t number;        // base of LISTED, value of MASK
+};
 
 struct k3_recipe_module {
   const char *name;
@@ -64,13 +79,11 @@ struct k3_recipe_module {
   uint32_t dtypes;               // bit per enum k3_dtype
   enum k3_role role;
   enum k3_tp_rule tp;
-  bool linear, outer;
+  bool linear, outer, bare;
   const char *when_field;        // NULL: always
   bool when_value;
-  enum k3_recipe_layers layers;
-  const char *layers_from, *layers_to;  // RANGE
-  const char *layers_field;             // LISTED, MASK
-  uint64_t layers_number;               // base of LISTED, value of MASK
+  struct k3_recipe_layers *layers;  // [n_layers] alternatives; none: all layers
+  size_t n_layers;
 };
 
 struct k3_recipe_match {
@@ -99,6 +112,7 @@ struct k3_recipe {
   size_t n_require, n_borrowed_roots, n_carry;
   struct k3_recipe_module *modules;
   size_t n_modules;
+  const char *model;  // JSON text, or NULL
   bool keep_names;  // "generic": every tensor is copied under its own name, there are no modules
   struct k3_arena arena;
 };
@@ -119,6 +133,10 @@ enum k3_status k3_recipe_module_exists(const struct k3_recipe *recipe, const str
                                        bool *exists, struct k3_error *err);
 enum k3_status k3_recipe_layer_exists(const struct k3_recipe *recipe, const struct k3_config *config, const struct k3_recipe_module *module,
                                       uint64_t layer, bool *exists, struct k3_error *err);
+
+// The manifest's "model" object (compact JSON, sorted keys) in new memory, free with k3_free: the recipe's `model` filled from the config, and the
+// family. NULL and *err on failure; CFG20 when an expression has no value.
+char *k3_recipe_model_json(const struct k3_recipe *recipe, const struct k3_config *config, struct k3_error *err);
 
 // Writes a pattern with "{x}" replaced by the indexes into dst (terminated, cut at capacity); returns the length it would need.
 size_t k3_recipe_expand(const struct k3_recipe *recipe, const char *pattern, const uint64_t *indexes, char *dst, size_t capacity);

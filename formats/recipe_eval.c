@@ -1,4 +1,4 @@
-// The expressions of recipes: sum := product { '+' product }, product := atom { '*' atom }, atom := number | "{x}" | len(field) | name.
+// The expressions of recipes: alternatives := sum { '|' sum }, the first whose fields exist; sum := product { '+' product }, product := atom { '*' atom }, atom := number | "{x}" | len(field) | name.
 #include <stdio.h>
 #include <string.h>
 
@@ -13,6 +13,7 @@ struct eval {
   const char *whole, *next;
   const uint64_t *indexes;
   unsigned nesting;
+  bool missing;  // the failure is a field that is not there
   struct k3_error *err;
 };
 
@@ -42,7 +43,7 @@ static enum k3_status read_name(struct eval *e, char name[MAX_NAME_NBYTES]) {
   return K3_OK;
 }
 
-static enum k3_status eval_sum(struct eval *e, uint64_t *value);
+static enum k3_status eval_alternatives(struct eval *e, uint64_t *value);
 
 static enum k3_status eval_field(struct eval *e, const char *name, uint64_t *value) {
   for (size_t i = 0; i < e->recipe->n_dims; i++) {
@@ -53,11 +54,14 @@ static enum k3_status eval_field(struct eval *e, const char *name, uint64_t *val
     struct eval inner = *e;
     inner.whole = inner.next = e->recipe->dims[i].value;
     inner.nesting++;
-    K3_TRY(eval_sum(&inner, value));
+    enum k3_status status = eval_alternatives(&inner, value);
+    e->missing = inner.missing;
+    K3_TRY(status);
     return *inner.next == '\0' ? K3_OK : fail_here(&inner, "an expression that cannot be read");
   }
   if (!e->config)
     return fail_here(e, "no config.json to take the field from");
+  e->missing = k3_config_kind_of(e->config, name) == K3_CONFIG_ABSENT;
   return k3_config_require_u64(e->config, name, value, e->err);
 }
 
@@ -73,6 +77,7 @@ static enum k3_status eval_length(struct eval *e, uint64_t *value) {
   size_t n_items = 0;
   bool found = false;
   K3_TRY(k3_config_u64_list(e->config, name, items, MAX_LIST_ITEMS, &n_items, &found, e->err));
+  e->missing = !found;
   if (!found)
     return k3_fail(e->err, K3_BAD_INPUT, K3_CFG20, k3_config_file(e->config), name, "a list of numbers", "the field is missing");
   *value = n_items;
@@ -130,10 +135,34 @@ static enum k3_status eval_sum(struct eval *e, uint64_t *value) {
   return K3_OK;
 }
 
+// Up to the end of the text. What a discarded alternative lacked is not an error.
+static enum k3_status eval_alternatives(struct eval *e, uint64_t *value) {
+  struct k3_error *err = e->err;
+  for (;;) {
+    const char *bar = strchr(e->next, '|');
+    struct k3_error missing = {0};
+    struct eval one = *e;
+    one.err = bar ? &missing : err;
+    enum k3_status status = eval_sum(&one, value);
+    if (status == K3_OK || !bar) {
+      e->missing = one.missing;
+      e->next = bar && *one.next == '|' ? e->next + strlen(e->next) : one.next;
+      return status;
+    }
+    e->missing = one.missing;
+    if (!one.missing) {  // there, but wrong
+      if (err && err->status == K3_OK)
+        *err = missing;
+      return status;
+    }
+    e->next = bar + 1;
+  }
+}
+
 enum k3_status k3_recipe_eval(const struct k3_recipe *recipe, const struct k3_config *config, const char *expression, const uint64_t *indexes,
                               uint64_t *value, struct k3_error *err) {
-  struct eval e = {recipe, config, expression, expression, indexes, 0, err};
-  K3_TRY(eval_sum(&e, value));
+  struct eval e = {.recipe = recipe, .config = config, .whole = expression, .next = expression, .indexes = indexes, .err = err};
+  K3_TRY(eval_alternatives(&e, value));
   return *e.next == '\0' ? K3_OK : fail_here(&e, "an expression that cannot be read");
 }
 
@@ -141,33 +170,48 @@ enum k3_status k3_recipe_module_exists(const struct k3_recipe *recipe, const str
                                        bool *exists, struct k3_error *err) {
   (void)recipe;
   bool value = false;
-  if (module->when_field && config)
-    K3_TRY(k3_config_bool(config, module->when_field, &value, NULL, err));
+  if (module->when_field && config) {
+    if (k3_config_kind_of(config, module->when_field) == K3_CONFIG_OBJECT)
+      value = true;
+    else
+      K3_TRY(k3_config_bool(config, module->when_field, &value, NULL, err));
+  }
   *exists = !module->when_field || value == module->when_value;
+  return K3_OK;
+}
+
+static enum k3_status layer_fits(const struct k3_recipe *recipe, const struct k3_config *config, const struct k3_recipe_layers *layers, uint64_t layer,
+                                 bool *fits, struct k3_error *err) {
+  uint64_t items[MAX_LIST_ITEMS], from, to;
+  size_t n_items = 0;
+  *fits = false;
+  if (layers->kind == K3_LAYERS_RANGE) {
+    K3_TRY(k3_recipe_eval(recipe, config, layers->from, NULL, &from, err));
+    K3_TRY(k3_recipe_eval(recipe, config, layers->to, NULL, &to, err));
+    *fits = layer >= from && layer < to;
+  } else if (layers->text) {
+    char path[MAX_NAME_NBYTES];
+    const char *item = NULL;
+    snprintf(path, sizeof path, "%s.%llu", layers->field, (unsigned long long)layer);
+    K3_TRY(k3_config_string(config, path, &item, NULL, err));
+    *fits = item && strcmp(item, layers->text) == 0;
+  } else {
+    K3_TRY(k3_config_u64_list(config, layers->field, items, MAX_LIST_ITEMS, &n_items, NULL, err));
+    if (layers->kind == K3_LAYERS_MASK)
+      *fits = layer < n_items && items[layer] == layers->number;
+    for (size_t i = 0; layers->kind == K3_LAYERS_LISTED && i < n_items; i++)
+      *fits |= items[i] == layer + layers->number;
+  }
   return K3_OK;
 }
 
 enum k3_status k3_recipe_layer_exists(const struct k3_recipe *recipe, const struct k3_config *config, const struct k3_recipe_module *module,
                                       uint64_t layer, bool *exists, struct k3_error *err) {
-  uint64_t items[MAX_LIST_ITEMS], from, to;
-  size_t n_items = 0;
-  *exists = module->layers == K3_LAYERS_ALL;
-  switch (module->layers) {
-    case K3_LAYERS_ALL: break;
-    case K3_LAYERS_RANGE:
-      K3_TRY(k3_recipe_eval(recipe, config, module->layers_from, NULL, &from, err));
-      K3_TRY(k3_recipe_eval(recipe, config, module->layers_to, NULL, &to, err));
-      *exists = layer >= from && layer < to;
-      break;
-    case K3_LAYERS_LISTED:
-    case K3_LAYERS_MASK:
-      if (config)
-        K3_TRY(k3_config_u64_list(config, module->layers_field, items, MAX_LIST_ITEMS, &n_items, NULL, err));
-      if (module->layers == K3_LAYERS_MASK)
-        *exists = layer < n_items && items[layer] == module->layers_number;
-      for (size_t i = 0; module->layers == K3_LAYERS_LISTED && i < n_items; i++)
-        *exists |= items[i] == layer + module->layers_number;
-      break;
+  *exists = module->n_layers == 0;
+  for (size_t i = 0; i < module->n_layers; i++) {
+    const struct k3_recipe_layers *layers = &module->layers[i];
+    if (layers->kind == K3_LAYERS_RANGE || (config && k3_config_kind_of(config, layers->field) != K3_CONFIG_ABSENT))
+      return layer_fits(recipe, config, layers, layer, exists, err);
   }
   return K3_OK;
 }

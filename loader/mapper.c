@@ -12,10 +12,12 @@ static const char *const PARAM_NAMES[K3_PARAM_KNOWN_COUNT] = {
 
 enum { MAX_PATTERN_NBYTES = 512, MAX_NUMBERS = 8 };
 
-// Pattern of a module name: numbers and "{x}" are '#'. `next` chains modules that share one (alternatives by `when`).
+// Pattern of a name: numbers and "{x}" are '#'. Modules that share one (alternatives by `when`) take a slot each.
 struct k3_mapper_slot {
   const char *pattern;  // NULL: free
   const char *why;      // an ignore rule instead of a module
+  const char *alias;    // the pattern that this one stands for, instead of a module
+  uint32_t n_pattern;
   uint16_t module;
 };
 
@@ -46,16 +48,16 @@ static const struct k3_mapper_slot *find_slot(const struct k3_mapper *mapper, co
     const struct k3_mapper_slot *s = &mapper->slots[*slot & mapper->slot_mask];
     if (!s->pattern)
       return NULL;
-    if (strlen(s->pattern) == nbytes && memcmp(s->pattern, pattern, nbytes) == 0)
+    if (s->n_pattern == nbytes && memcmp(s->pattern, pattern, nbytes) == 0)
       return s;
   }
 }
 
-static void add_slot(struct k3_mapper *mapper, const char *pattern, uint16_t module, const char *why) {
+static void add_slot(struct k3_mapper *mapper, const char *pattern, uint16_t module, const char *why, const char *alias) {
   uint32_t slot = hash_text(pattern, strlen(pattern)) & mapper->slot_mask;
   while (mapper->slots[slot].pattern)
     slot = (slot + 1) & mapper->slot_mask;
-  mapper->slots[slot] = (struct k3_mapper_slot){pattern, why, module};
+  mapper->slots[slot] = (struct k3_mapper_slot){pattern, why, alias, (uint32_t)strlen(pattern), module};
 }
 
 // Copies a recipe name with every "{x}" as '#'; the result lives behind the slots.
@@ -71,15 +73,63 @@ static const char *pattern_of(char **next, const char *name) {
   return pattern;
 }
 
+// Fills the layer lists of the modules once, so that no name has to look into the config.
+static enum k3_status list_layers(struct k3_mapper *mapper, struct k3_error *err) {
+  const struct k3_recipe *recipe = mapper->recipe;
+  uint64_t n_layers = mapper->index_counts[0];
+  mapper->layer_exists = k3_calloc(recipe->n_modules, n_layers ? n_layers : 1, err);
+  if (!mapper->layer_exists)
+    return K3_NO_MEMORY;
+  for (size_t m = 0; m < recipe->n_modules; m++) {
+    const struct k3_recipe_module *module = &recipe->modules[m];
+    bool known = false;  // modules that share a list stand together
+    if (m > 0 && module->n_layers > 0 && module->n_layers == recipe->modules[m - 1].n_layers) {
+      known = true;
+      for (size_t i = 0; i < module->n_layers; i++) {
+        const struct k3_recipe_layers *a = &module->layers[i], *b = &recipe->modules[m - 1].layers[i];
+        known = known && a->kind == b->kind && a->kind != K3_LAYERS_RANGE && a->number == b->number && strcmp(a->field, b->field) == 0 &&
+                (a->text ? b->text && strcmp(a->text, b->text) == 0 : !b->text);
+      }
+    }
+    if (known)
+      memcpy(mapper->layer_exists + m * n_layers, mapper->layer_exists + (m - 1) * n_layers, n_layers);
+    for (uint64_t layer = 0; !known && module->n_layers > 0 && layer < n_layers; layer++) {
+      bool exists;
+      K3_TRY(k3_recipe_layer_exists(recipe, mapper->config, module, layer, &exists, err));
+      mapper->layer_exists[m * n_layers + layer] = exists;
+    }
+  }
+  return K3_OK;
+}
+
+enum { MAX_LAYERS = 4096 };
+
+static enum k3_status read_counts(struct k3_mapper *mapper, struct k3_error *err) {
+  const struct k3_recipe *recipe = mapper->recipe;
+  for (size_t i = 0; i < K3_RECIPE_MAX_INDEXES; i++)
+    mapper->optional_from[i] = UINT64_MAX;
+  for (size_t i = 0; i < recipe->n_indexes; i++) {
+    K3_TRY(k3_recipe_eval(recipe, mapper->config, recipe->indexes[i].count, NULL, &mapper->index_counts[i], err));
+    if (recipe->indexes[i].optional_from)
+      K3_TRY(k3_recipe_eval(recipe, mapper->config, recipe->indexes[i].optional_from, NULL, &mapper->optional_from[i], err));
+  }
+  if (mapper->index_counts[0] > MAX_LAYERS)
+    return k3_fail(err, K3_BAD_INPUT, K3_CFG20, mapper->config ? k3_config_file(mapper->config) : NULL, recipe->indexes[0].count,
+                   "at most 4096 layers", "%llu", (unsigned long long)mapper->index_counts[0]);
+  return K3_OK;
+}
+
 enum k3_status k3_mapper_create(const struct k3_recipe *recipe, const struct k3_config *config, struct k3_mapper *mapper, struct k3_error *err) {
   *mapper = (struct k3_mapper){.recipe = recipe, .config = config, .root = "", .outer_root = ""};
-  size_t n_entries = recipe->n_modules + recipe->n_ignore, n_slots = 16, n_text = 1;
+  size_t n_entries = recipe->n_modules + recipe->n_ignore + recipe->n_aliases, n_slots = 16, n_text = 1;
   while (n_slots < 2 * n_entries)
     n_slots *= 2;
   for (size_t i = 0; i < recipe->n_modules; i++)
     n_text += strlen(recipe->modules[i].name) + 1;
   for (size_t i = 0; i < recipe->n_ignore; i++)
     n_text += strlen(recipe->ignore[i].name) + 1;
+  for (size_t i = 0; i < recipe->n_aliases; i++)
+    n_text += strlen(recipe->aliases[i].name) + strlen(recipe->aliases[i].value) + 2;
   mapper->slots = k3_calloc(n_slots * sizeof *mapper->slots + n_text, 1, err);
   mapper->exists = k3_calloc(recipe->n_modules, sizeof *mapper->exists, err);
   enum k3_status status = mapper->slots && mapper->exists ? K3_OK : K3_NO_MEMORY;
@@ -88,13 +138,17 @@ enum k3_status k3_mapper_create(const struct k3_recipe *recipe, const struct k3_
   mapper->slot_mask = (uint32_t)(n_slots - 1);
   char *next = (char *)(mapper->slots + n_slots);
   for (size_t i = 0; i < recipe->n_modules; i++) {
-    add_slot(mapper, pattern_of(&next, recipe->modules[i].name), (uint16_t)i, NULL);
+    add_slot(mapper, pattern_of(&next, recipe->modules[i].name), (uint16_t)i, NULL, NULL);
     K3_TRY_GOTO(status, out, k3_recipe_module_exists(recipe, config, &recipe->modules[i], &mapper->exists[i], err));
   }
   for (size_t i = 0; i < recipe->n_ignore; i++)
-    add_slot(mapper, pattern_of(&next, recipe->ignore[i].name), 0, recipe->ignore[i].value);
-  for (size_t i = 0; i < recipe->n_indexes; i++)
-    K3_TRY_GOTO(status, out, k3_recipe_eval(recipe, config, recipe->indexes[i].count, NULL, &mapper->index_counts[i], err));
+    add_slot(mapper, pattern_of(&next, recipe->ignore[i].name), 0, recipe->ignore[i].value, NULL);
+  for (size_t i = 0; i < recipe->n_aliases; i++) {
+    const char *pattern = pattern_of(&next, recipe->aliases[i].name);
+    add_slot(mapper, pattern, 0, NULL, pattern_of(&next, recipe->aliases[i].value));
+  }
+  K3_TRY_GOTO(status, out, read_counts(mapper, err));
+  status = list_layers(mapper, err);
 out:
   if (status != K3_OK)
     k3_mapper_free(mapper);
@@ -104,6 +158,7 @@ out:
 void k3_mapper_free(struct k3_mapper *mapper) {
   k3_free(mapper->slots);
   k3_free(mapper->exists);
+  k3_free(mapper->layer_exists);
   *mapper = (struct k3_mapper){0};
 }
 
@@ -111,7 +166,7 @@ void k3_mapper_set_root(struct k3_mapper *mapper, const char *root) {
   snprintf(mapper->root_buffer, sizeof mapper->root_buffer, "%s", root);
   snprintf(mapper->outer_buffer, sizeof mapper->outer_buffer, "%s", root);
   size_t n = strlen(mapper->outer_buffer), tail = strlen("model.");
-  if (n >= tail && strcmp(mapper->outer_buffer + n - tail, "model.") == 0)
+  if (n >= tail && strcmp(mapper->outer_buffer + n - tail, "model.") == 0 && (n == tail || mapper->outer_buffer[n - tail - 1] == '.'))
     mapper->outer_buffer[n - tail] = '\0';
   mapper->root = mapper->root_buffer;
   mapper->outer_root = mapper->outer_buffer;
@@ -144,7 +199,8 @@ static bool read_number(const char *text, size_t nbytes, uint64_t *value, bool *
 }
 
 static bool split(const char *name, size_t nbytes, struct split_name *s) {
-  *s = (struct split_name){.n_pattern = 0};
+  s->n_pattern = s->n_numbers = 0;
+  s->odd_number = false;
   const char *end = name + nbytes, *last_dot = NULL;
   for (const char *c = name; c < end; c++)
     last_dot = *c == '.' ? c : last_dot;
@@ -175,14 +231,33 @@ static bool split(const char *name, size_t nbytes, struct split_name *s) {
   return true;
 }
 
-static void apply_alias(const struct k3_recipe *recipe, struct split_name *s) {
-  for (size_t i = 0; i < recipe->n_aliases; i++) {
-    if (strcmp(recipe->aliases[i].name, s->pattern) == 0) {
-      int n = snprintf(s->pattern, sizeof s->pattern, "%s", recipe->aliases[i].value);
-      s->n_pattern = (size_t)n < sizeof s->pattern ? (size_t)n : sizeof s->pattern - 1;
-      return;
+// Replaces the pattern by what it is an alias of: the module's, or the whole tensor's with its last component behind it.
+static bool apply_alias(const struct k3_mapper *mapper, struct split_name *s) {
+  char whole[MAX_PATTERN_NBYTES];
+  int n_whole = snprintf(whole, sizeof whole, "%s.%.*s", s->pattern, (int)s->n_param, s->param);
+  for (int with_param = 0; with_param <= 1; with_param++) {
+    const char *pattern = with_param ? whole : s->pattern;
+    size_t n = with_param ? (size_t)n_whole : s->n_pattern;
+    if (n_whole <= 0 || (size_t)n_whole >= sizeof whole)
+      return false;
+    uint32_t slot = hash_text(pattern, n);
+    for (const struct k3_mapper_slot *found; (found = find_slot(mapper, pattern, n, &slot)); slot++) {
+      if (!found->alias)
+        continue;
+      const char *dot = with_param ? strrchr(found->alias, '.') : found->alias + strlen(found->alias);
+      if (!dot || (size_t)(dot - found->alias) >= sizeof s->pattern)
+        return false;
+      s->n_pattern = (size_t)(dot - found->alias);
+      memcpy(s->pattern, found->alias, s->n_pattern);
+      s->pattern[s->n_pattern] = '\0';
+      if (with_param) {
+        s->param = dot + 1;
+        s->n_param = strlen(dot + 1);
+      }
+      return true;
     }
   }
+  return false;
 }
 
 // The parameter of a module that the last component names; false when the module has none such.
@@ -222,42 +297,43 @@ static enum k3_mapper_answer read_indexes(const struct k3_mapper *mapper, const 
   return K3_MAPPED;
 }
 
-// Whether the layer index of a mapped tensor is one that its module exists for.
-static bool layer_exists(const struct k3_mapper *mapper, const struct k3_recipe_module *module, const struct k3_mapped *mapped) {
-  bool exists = true;
-  if (module->layers == K3_LAYERS_ALL)
-    return true;
-  return k3_recipe_layer_exists(mapper->recipe, mapper->config, module, mapped->index[0], &exists, NULL) == K3_OK && exists;
+enum where { UNDER_ROOT, OUTSIDE, BARE };
+
+static enum k3_mapper_answer find_module(const struct k3_mapper *mapper, const struct split_name *s, enum where where, struct k3_mapped *mapped) {
+  enum k3_mapper_answer answer = K3_UNKNOWN_NAME;
+  uint32_t slot = hash_text(s->pattern, s->n_pattern);
+  for (const struct k3_mapper_slot *found; (found = find_slot(mapper, s->pattern, s->n_pattern, &slot)); slot++) {
+    const struct k3_recipe_module *module = &mapper->recipe->modules[found->module];
+    if (found->why || found->alias || !mapper->exists[found->module] || (where == OUTSIDE && !module->outer) || (where == BARE) != module->bare ||
+        !param_of(module, s, &mapped->param))
+      continue;
+    if (s->odd_number)
+      return K3_ODD_NUMBER;
+    mapped->module = found->module;
+    answer = read_indexes(mapper, module, s, mapped);
+    if (answer == K3_MAPPED && k3_mapper_layer_exists(mapper, found->module, mapped->index[0]))
+      return K3_MAPPED;
+    if (answer == K3_MAPPED)
+      answer = K3_UNKNOWN_NAME;
+  }
+  return answer;
 }
 
-static enum k3_mapper_answer resolve_under(const struct k3_mapper *mapper, const char *name, size_t nbytes, const char *root, bool outer_only,
+static enum k3_mapper_answer resolve_under(const struct k3_mapper *mapper, const char *name, size_t nbytes, const char *root, enum where where,
                                            struct k3_mapped *mapped, const char **why) {
   size_t n_root = strlen(root);
   struct split_name s;
   if (nbytes <= n_root || memcmp(name, root, n_root) != 0 || !split(name + n_root, nbytes - n_root, &s))
     return K3_UNKNOWN_NAME;
-  apply_alias(mapper->recipe, &s);
-  enum k3_mapper_answer answer = K3_UNKNOWN_NAME;
-  uint32_t slot = hash_text(s.pattern, s.n_pattern);
-  for (const struct k3_mapper_slot *found; (found = find_slot(mapper, s.pattern, s.n_pattern, &slot)); slot++) {
-    const struct k3_recipe_module *module = &mapper->recipe->modules[found->module];
-    if (found->why || !mapper->exists[found->module] || (outer_only && !module->outer) || !param_of(module, &s, &mapped->param))
-      continue;
-    if (s.odd_number)
-      return K3_ODD_NUMBER;
-    mapped->module = found->module;
-    answer = read_indexes(mapper, module, &s, mapped);
-    if (answer == K3_MAPPED && layer_exists(mapper, module, mapped))
-      return K3_MAPPED;
-    if (answer == K3_MAPPED)
-      answer = K3_UNKNOWN_NAME;
-  }
+  enum k3_mapper_answer answer = find_module(mapper, &s, where, mapped);
+  if (answer == K3_UNKNOWN_NAME && mapper->recipe->n_aliases > 0 && apply_alias(mapper, &s))
+    answer = find_module(mapper, &s, where, mapped);
   if (answer != K3_UNKNOWN_NAME)
     return answer;
   // An ignore rule names whole tensors, so its last component belongs to the pattern.
   char whole[MAX_PATTERN_NBYTES];
   int n = snprintf(whole, sizeof whole, "%s.%.*s", s.pattern, (int)s.n_param, s.param);
-  slot = hash_text(whole, n > 0 && (size_t)n < sizeof whole ? (size_t)n : 0);
+  uint32_t slot = hash_text(whole, n > 0 && (size_t)n < sizeof whole ? (size_t)n : 0);
   for (const struct k3_mapper_slot *found; n > 0 && (size_t)n < sizeof whole && (found = find_slot(mapper, whole, (size_t)n, &slot)); slot++) {
     if (found->why) {
       *why = found->why;
@@ -268,9 +344,11 @@ static enum k3_mapper_answer resolve_under(const struct k3_mapper *mapper, const
 }
 
 enum k3_mapper_answer k3_mapper_resolve(const struct k3_mapper *mapper, const char *name, size_t nbytes, struct k3_mapped *mapped, const char **why) {
-  enum k3_mapper_answer answer = resolve_under(mapper, name, nbytes, mapper->root, false, mapped, why);
+  enum k3_mapper_answer answer = resolve_under(mapper, name, nbytes, mapper->root, UNDER_ROOT, mapped, why);
   if (answer == K3_UNKNOWN_NAME && strcmp(mapper->root, mapper->outer_root) != 0)
-    answer = resolve_under(mapper, name, nbytes, mapper->outer_root, true, mapped, why);
+    answer = resolve_under(mapper, name, nbytes, mapper->outer_root, OUTSIDE, mapped, why);
+  if (answer == K3_UNKNOWN_NAME)
+    answer = resolve_under(mapper, name, nbytes, "", BARE, mapped, why);
   for (size_t i = 0; answer == K3_UNKNOWN_NAME && i < mapper->recipe->n_carry; i++) {
     if (strncmp(name, mapper->recipe->carry[i], strlen(mapper->recipe->carry[i])) == 0)
       answer = K3_MAPPED_CARRY;

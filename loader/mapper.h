@@ -41,7 +41,9 @@ struct k3_mapper {
   const struct k3_config *config;  // may be NULL for recipes without dims
   const char *root, *outer_root;   // prefix of the source names, and what stands before its last "model."
   uint64_t index_counts[K3_RECIPE_MAX_INDEXES];
+  uint64_t optional_from[K3_RECIPE_MAX_INDEXES];  // UINT64_MAX: every instance is demanded
   bool *exists;                    // [n_modules], by their `when`
+  uint8_t *layer_exists;           // [n_modules, index_counts[0]], by their `layers`
   struct k3_mapper_slot *slots;    // patterns of module names, open addressing
   uint32_t slot_mask;
   char root_buffer[128], outer_buffer[128];
@@ -50,6 +52,17 @@ struct k3_mapper {
 // Prepares the patterns and counts of a recipe under a config. On failure *mapper needs no free.
 enum k3_status k3_mapper_create(const struct k3_recipe *recipe, const struct k3_config *config, struct k3_mapper *mapper, struct k3_error *err);
 void k3_mapper_free(struct k3_mapper *mapper);
+
+// Whether a module exists for a value of the first index (for modules without `layers`: always).
+static inline bool k3_mapper_layer_exists(const struct k3_mapper *mapper, size_t module, uint64_t layer) {
+  return mapper->recipe->modules[module].n_layers == 0 ||
+         (layer < mapper->index_counts[0] && mapper->layer_exists[module * mapper->index_counts[0] + layer]);
+}
+
+// What stands before a module's name in the source.
+static inline const char *k3_mapper_prefix(const struct k3_mapper *mapper, const struct k3_recipe_module *module) {
+  return module->bare ? "" : module->outer ? mapper->outer_root : mapper->root;
+}
 
 // Sets the root that the source names carry ("", "model.", ...).
 void k3_mapper_set_root(struct k3_mapper *mapper, const char *root);
