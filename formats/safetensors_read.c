@@ -260,6 +260,7 @@ static enum k3_status add_pair(struct st_parser *parser, struct k3_name_set *key
   struct k3_error *err = parser->json.err;
   struct k3_json_text value;
   struct k3_st_pair pair = {0};
+  size_t key_nbytes = key.nbytes;
   uint32_t earlier;
   K3_TRY(k3_grow(&header->metadata, &parser->metadata_capacity, header->n_metadata + 1, sizeof *header->metadata, err));
   pair.key = k3_arena_strndup(&header->arena, key.bytes, key.nbytes, err);
@@ -269,15 +270,20 @@ static enum k3_status add_pair(struct st_parser *parser, struct k3_name_set *key
   if (earlier != K3_NAME_NONE)
     return FAIL(parser, K3_CNT07, "__metadata__", "each key once", "the key \"%s\" occurs twice", pair.key);
   *is_text = k3_json_peek(&parser->json) == '"';
+  // A terminated text cannot hold a NUL; nothing in use writes one.
+  bool keep = *is_text && !memchr(pair.key, '\0', key_nbytes);
   if (*is_text) {
     K3_TRY(k3_json_string(&parser->json, &value));
+    keep = keep && !memchr(value.bytes, '\0', value.nbytes);
+  } else {
+    K3_TRY(k3_json_skip(&parser->json));
+  }
+  if (keep) {
     pair.value = k3_arena_strndup(&header->arena, value.bytes, value.nbytes, err);
     if (!pair.value)
       return K3_NO_MEMORY;
-  } else {
-    header->metadata_odd = true;
-    K3_TRY(k3_json_skip(&parser->json));
   }
+  header->metadata_odd |= !keep;
   header->metadata[header->n_metadata++] = pair;  // value NULL: only there to find a second key of that name
   return K3_OK;
 }

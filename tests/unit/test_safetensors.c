@@ -222,8 +222,13 @@ static void metadata_forms(void **state) {
   accept("{\"__metadata__\":{}," F32_AT("a", 0, 4) "}", 4);
   assert_false(header.metadata_odd);
   k3_st_header_free(&header);
-  static const char *const odd[] = {"{\"__metadata__\":{\"a\":1,\"b\":\"c\"}}", "{\"__metadata__\":{\"b\":\"c\",\"a\":null}}",
-                                    "{\"__metadata__\":[]}", "{\"__metadata__\":\"x\"}", "{\"__metadata__\":{\"a\":{\"b\":[1]}}}"};
+  static const char *const odd[] = {"{\"__metadata__\":{\"a\":1,\"b\":\"c\"}}",
+                                    "{\"__metadata__\":{\"b\":\"c\",\"a\":null}}",
+                                    "{\"__metadata__\":[]}",
+                                    "{\"__metadata__\":\"x\"}",
+                                    "{\"__metadata__\":{\"a\":{\"b\":[1]}}}",
+                                    "{\"__metadata__\":{\"a\\u0000b\":\"c\"}}",
+                                    "{\"__metadata__\":{\"a\":\"b\\u0000c\"}}"};
   for (size_t i = 0; i < sizeof odd / sizeof odd[0]; i++) {
     accept(odd[i], 0);
     assert_true(header.metadata_odd);
