@@ -1,8 +1,7 @@
 # Every fixture of fixtures/reject: check prints exactly the expected findings and exits 1 for an error, 0 for a clean twin or a mere warning; convert
 # refuses an error with 3, leaves the folder as it was, and takes the rest. Fixtures that name an option for check carry it in a file "options".
 set -u
-[ -x "$K3PACK" ] || { echo "no program at $K3PACK"; exit 77; }
-"$K3PACK" check --help >/dev/null 2>&1 || { echo "this build has no check"; exit 77; }
+[ -x "$K3PACK" ] || { echo "no program at $K3PACK"; exit 1; }
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT INT TERM
 failed=0 n=0
