@@ -1,6 +1,8 @@
 # Every fuzz target over its committed corpus and every fixture, without a fuzzing engine: whole, cut at every byte, and with every byte changed.
 set -u
 failed=0 n=0
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT INT TERM
 for program in "$K3PACK_BUILD"/fuzz/replay_*; do
   [ -x "$program" ] || continue
   target=${program##*/replay_}
@@ -8,14 +10,13 @@ for program in "$K3PACK_BUILD"/fuzz/replay_*; do
   n=$((n + 1))
   set -- fixtures/reject
   [ -d "tests/fuzz/corpus/$target" ] && set -- "$@" "tests/fuzz/corpus/$target"
-  if "$program" "$@" >"/tmp/k3pack-replay.$$" 2>&1; then
-    echo "$target: $(tail -n 1 "/tmp/k3pack-replay.$$")"
+  if "$program" "$@" >"$log" 2>&1; then
+    echo "$target: $(tail -n 1 "$log")"
   else
     echo "$target: FAILED"
-    tail -n 40 "/tmp/k3pack-replay.$$"
+    tail -n 40 "$log"
     failed=$((failed + 1))
   fi
-  rm -f "/tmp/k3pack-replay.$$"
 done
 [ "$n" -gt 0 ] || { echo "no replay program in $K3PACK_BUILD/fuzz (make test builds them)"; exit 1; }
 [ "$failed" = 0 ]
