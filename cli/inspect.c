@@ -343,10 +343,14 @@ static int report_tensor(struct k3_cli *cli, const struct k3_ckpt *ckpt, const c
 
 int k3_cmd_inspect(struct k3_cli *cli, int argc, char **argv) {
   const char *tensor = NULL;
-  uint64_t n_first = 16;
+  uint64_t n_first = 16, tp = 1, pp = 1;
+  bool reductions = false;
   const struct k3_option options[] = {
       {"tensor", 't', K3_OPT_TEXT, "NAME", "statistics and the first values of one tensor or view", &tensor},
       {"count", 'n', K3_OPT_U64, "N", "how many values --tensor prints (default 16, at most 4096)", &n_first},
+      {"reductions", 0, K3_OPT_FLAG, NULL, "where partial sums are completed under --tp and --pp", &reductions},
+      {"tp", 0, K3_OPT_U64, "N", "tensor-parallel ranks (default 1)", &tp},
+      {"pp", 0, K3_OPT_U64, "N", "pipeline stages (default 1)", &pp},
       {0},
   };
   int exit_code;
@@ -364,7 +368,10 @@ int k3_cmd_inspect(struct k3_cli *cli, int argc, char **argv) {
   }
   exit_code = findings.n_errors > 0 ? k3_status_exit_code(K3_BAD_INPUT) : 0;
   k3_cli_print_findings(cli, &findings);
-  if (tensor) {
+  if (reductions) {
+    int code = k3_inspect_reductions(cli, &ckpt, tp, pp);
+    exit_code = code ? code : exit_code;
+  } else if (tensor) {
     int code = report_tensor(cli, &ckpt, tensor, n_first);
     exit_code = code ? code : exit_code;
   } else if (cli->json) {

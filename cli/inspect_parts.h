@@ -10,4 +10,7 @@ bool k3_inspect_model(const struct k3_ckpt *ckpt, struct k3_dspark_model *model)
 void k3_inspect_print_model(const struct k3_dspark_model *model);
 void k3_inspect_json_model(struct k3_jsonw *json, const struct k3_dspark_model *model);
 
+// --reductions: derives, verifies and prints the reduction plan of an image, or of a checkpoint as its recipe would pack it. Returns the exit code.
+int k3_inspect_reductions(struct k3_cli *cli, const struct k3_ckpt *ckpt, uint64_t tp, uint64_t pp);
+
 #endif

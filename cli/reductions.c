@@ -1,0 +1,168 @@
+// inspect --reductions: where the partial sums of tensor parallelism are completed.
+#include <stdio.h>
+#include <string.h>
+
+#include "cli/inspect_parts.h"
+#include "formats/reduction_plan.h"
+#include "loader/plan.h"
+#include "loader/recipes.h"
+
+// ---- which modules there are ----
+
+static bool header_has(void *ctx, const char *module) {
+  const struct k3_image *image = ctx;
+  static const char *const params[] = {"weight", "weight_packed"};
+  char name[1100];
+  for (size_t i = 0; i < sizeof params / sizeof params[0]; i++) {
+    int n = snprintf(name, sizeof name, "%s.%s", module, params[i]);
+    if (n > 0 && (size_t)n < sizeof name && k3_st_find(&image->header, name, (size_t)n))
+      return true;
+  }
+  return false;
+}
+
+static bool plan_has(void *ctx, const char *module) {
+  const struct k3_plan *plan = ctx;
+  size_t n = strlen(module);
+  for (size_t i = 0; i < plan->n_tensors; i++) {
+    const char *name = plan->tensors[i].kind == K3_PLAN_DATA ? plan->tensors[i].name : NULL;
+    if (name && strncmp(name, module, n) == 0 && name[n] == '.' && !strchr(name + n + 1, '.'))
+      return true;
+  }
+  return false;
+}
+
+// The stack of a checkpoint, as its recipe would pack it.
+static enum k3_status stack_of_checkpoint(const struct k3_ckpt *ckpt, struct k3_stack *stack, struct k3_findings *findings, struct k3_error *err) {
+  struct k3_recipe recipe = {0};
+  struct k3_plan plan = {0};
+  const struct k3_plan_options options = {0};
+  struct k3_manifest_pair *map = NULL;
+  size_t n_map = 0;
+  bool matched;
+  enum k3_status status;
+  K3_TRY_GOTO(status, out, k3_recipe_choose(ckpt, &recipe, &matched, err));
+  if (!matched) {
+    status = k3_fail(err, K3_UNSUPPORTED, K3_CFG21, ckpt->source, NULL, "a checkpoint that a recipe fits (k3pack recipes)", "no recipe fits this checkpoint");
+    goto out;
+  }
+  K3_TRY_GOTO(status, out, k3_plan_map(ckpt, NULL, &recipe, &options, &plan, findings, err));
+  if (findings->n_errors == 0)
+    K3_TRY_GOTO(status, out, k3_plan_layout(&plan, findings, err));
+  if (findings->n_errors > 0) {
+    status = K3_BAD_INPUT;
+    goto out;
+  }
+  map = k3_calloc(recipe.n_modules, sizeof *map, err);
+  status = map ? K3_OK : K3_NO_MEMORY;
+  for (size_t m = 0; map && m < recipe.n_modules; m++) {
+    if (recipe.modules[m].reduce_into && plan.mapper.exists[m])
+      map[n_map++] = (struct k3_manifest_pair){recipe.modules[m].into, recipe.modules[m].reduce_into};
+  }
+  if (map)
+    status = k3_stack_from_map(map, n_map, plan_has, &plan, stack, err);
+out:
+  k3_free(map);
+  k3_plan_free(&plan);
+  k3_recipe_free(&recipe);
+  return status;
+}
+
+// ---- the report ----
+
+static const char *reason(const char *rule) {
+  static const struct {
+    const char *rule, *text;
+  } reasons[] = {
+      {"D1", "one rank"},
+      {"D2", "the post-attention norm completes it"},
+      {"D3", "the next layer's input norm completes it"},
+      {"D4", "the next norm completes it, unless the MoE kernels cannot leave it open"},
+      {"D5", "the kernel returns whole sums"},
+      {"D6", "nothing is left open across pipeline stages"},
+      {"D8", "the final norm completes it"},
+      {"D9", "something else than a norm reads it"},
+      {"D10", "sequence parallel"},
+  };
+  for (size_t i = 0; i < sizeof reasons / sizeof reasons[0]; i++) {
+    if (strcmp(reasons[i].rule, rule) == 0)
+      return reasons[i].text;
+  }
+  return "";
+}
+
+static int report_json(struct k3_cli *cli, const struct k3_reduction_plan *plan) {
+  struct k3_jsonw json;
+  k3_cli_json_begin(cli, &json);
+  k3_jsonw_u64(&json, "tp", plan->parallel.tp);
+  k3_jsonw_u64(&json, "pp", plan->parallel.pp);
+  k3_jsonw_u64(&json, "deferred", plan->n_deferred);
+  k3_jsonw_u64(&json, "immediate", plan->n_immediate);
+  k3_jsonw_u64(&json, "scattered", plan->n_scattered);
+  k3_jsonw_u64(&json, "gathered", plan->n_gathered);
+  k3_jsonw_string(&json, "embedding", "replicated: layer 0 reduces nothing");
+  k3_jsonw_string(&json, "lm_head", plan->parallel.tp > 1 ? "split by vocabulary, logits gathered once" : "whole");
+  k3_jsonw_begin_array(&json, "plan");
+  for (size_t i = 0; plan->parallel.tp > 1 && i < plan->n_steps; i++) {
+    const struct k3_flow *step = &plan->steps[i];
+    if (step->kind != K3_FLOW_PRODUCE)
+      continue;
+    k3_jsonw_begin_object(&json, NULL);
+    k3_jsonw_string(&json, "producer", step->name);
+    k3_jsonw_string(&json, "norm", step->norm);
+    k3_jsonw_u64(&json, "layer", step->layer);
+    k3_jsonw_u64(&json, "stage", step->stage);
+    k3_jsonw_string(&json, "action", k3_reduction_plan_action(plan, i));
+    k3_jsonw_string(&json, "rule", step->rule);
+    k3_jsonw_end_object(&json);
+  }
+  k3_jsonw_end_array(&json);
+  return k3_cli_json_end(cli, &json, 0);
+}
+
+static void report_text(const struct k3_reduction_plan *plan) {
+  for (size_t i = 0; plan->parallel.tp > 1 && i < plan->n_steps; i++) {
+    const struct k3_flow *step = &plan->steps[i];
+    if (step->kind == K3_FLOW_PRODUCE)
+      printf("%-9s  %s -> %s  (%s: %s)\n", k3_reduction_plan_action(plan, i), step->name, step->norm ? step->norm : "output", step->rule,
+             reason(step->rule));
+    else if (step->kind == K3_FLOW_BORDER)
+      printf("           -- end of stage %u --\n", step->stage);
+  }
+  printf("tp %u, pp %u: %llu all-reduces deferred into norms, %llu at once", plan->parallel.tp, plan->parallel.pp, (unsigned long long)plan->n_deferred,
+         (unsigned long long)plan->n_immediate);
+  printf(plan->parallel.tp > 1 ? "; the embedding is replicated, logits are gathered once\n" : ": nothing is partial\n");
+}
+
+int k3_inspect_reductions(struct k3_cli *cli, const struct k3_ckpt *ckpt, uint64_t tp, uint64_t pp) {
+  enum { MAX_RANKS = 4096 };
+  struct k3_error err = {0};
+  struct k3_findings findings = {0};
+  struct k3_stack stack = {0};
+  struct k3_reduction_plan plan = {0};
+  if (tp < 1 || tp > MAX_RANKS || pp < 1 || pp > MAX_RANKS)
+    return k3_cli_usage(cli, "--tp and --pp take 1 to %d", MAX_RANKS);
+  int exit_code = 0;
+  const struct k3_parallel parallel = {.tp = (uint32_t)tp, .pp = (uint32_t)pp};
+  enum k3_status status;
+  if (ckpt->image.bytes)
+    status = k3_stack_from_map(ckpt->image.manifest.reductions, ckpt->image.manifest.n_reductions, header_has, (void *)(uintptr_t)&ckpt->image, &stack,
+                               &err);
+  else
+    status = stack_of_checkpoint(ckpt, &stack, &findings, &err);
+  if (status == K3_OK)
+    status = k3_reduction_plan_make(&stack, &parallel, &plan, &err);
+  k3_cli_print_findings(cli, &findings);
+  if (status == K3_OK && cli->json)
+    exit_code = report_json(cli, &plan);
+  else if (status == K3_OK)
+    report_text(&plan);
+  else if (findings.n_errors > 0)
+    exit_code = k3_status_exit_code(status);
+  else
+    exit_code = k3_cli_fail(cli, &err);
+  k3_reduction_plan_free(&plan);
+  k3_stack_free(&stack);
+  k3_findings_free(&findings);
+  return exit_code;
+}
