@@ -12,17 +12,6 @@
 
 enum { MAX_CONFIG_NBYTES = 16 << 20, MAX_DOCUMENT_NBYTES = 1 << 20 };
 
-// FNV-1a over the name, then a finaliser: the file is hostile, but its headers were already checked one by one for crafted duplicates, and a table that
-// is at most half full degrades gently.
-static uint32_t hash_name(const char *name, size_t nbytes) {
-  uint64_t h = UINT64_C(0xCBF29CE484222325);
-  for (size_t i = 0; i < nbytes; i++)
-    h = (h ^ (unsigned char)name[i]) * UINT64_C(0x100000001B3);
-  h ^= h >> 32;
-  h *= UINT64_C(0xD6E8FEB86659FD93);
-  return (uint32_t)(h >> 32);
-}
-
 const struct k3_ckpt_file *k3_ckpt_file_of(const struct k3_ckpt *ckpt, uint64_t tensor) {
   size_t low = 0, high = ckpt->n_files;  // last file whose first tensor is <= tensor
   while (high - low > 1) {
@@ -40,17 +29,16 @@ const struct k3_st_tensor *k3_ckpt_tensor(const struct k3_ckpt *ckpt, uint64_t t
   return &file->header.tensors[tensor - file->first_tensor];
 }
 
+static bool name_equal(const void *owner, uint32_t tensor, const char *name, size_t nbytes) {
+  const struct k3_st_tensor *candidate = k3_ckpt_tensor(owner, tensor);
+  return candidate->name_nbytes == nbytes && memcmp(candidate->name, name, nbytes) == 0;
+}
+
 bool k3_ckpt_find(const struct k3_ckpt *ckpt, const char *name, size_t name_nbytes, uint64_t *tensor) {
-  if (!ckpt->slots)
-    return false;
-  for (uint32_t slot = hash_name(name, name_nbytes) & ckpt->slot_mask; ckpt->slots[slot] != UINT32_MAX; slot = (slot + 1) & ckpt->slot_mask) {
-    const struct k3_st_tensor *candidate = k3_ckpt_tensor(ckpt, ckpt->slots[slot]);
-    if (candidate->name_nbytes == name_nbytes && memcmp(candidate->name, name, name_nbytes) == 0) {
-      *tensor = ckpt->slots[slot];
-      return true;
-    }
-  }
-  return false;
+  uint32_t found = k3_name_set_find(&ckpt->names, name_equal, ckpt, name, name_nbytes);
+  if (found != K3_NAME_NONE)
+    *tensor = found;
+  return found != K3_NAME_NONE;
 }
 
 enum k3_status k3_ckpt_read(const struct k3_ckpt *ckpt, uint64_t tensor, uint64_t offset, void *dst, size_t nbytes, struct k3_error *err) {
@@ -143,29 +131,17 @@ static bool same_bytes(const struct k3_ckpt *ckpt, uint64_t a, uint64_t b) {
 static enum k3_status build_table(struct k3_ckpt *ckpt, struct k3_findings *findings, struct k3_error *err) {
   if (ckpt->n_tensors >= UINT32_MAX / 2)
     return k3_fail(err, K3_UNSUPPORTED, K3_CFG21, ckpt->source, NULL, "fewer than 2^31 tensors", "%llu tensors", (unsigned long long)ckpt->n_tensors);
-  size_t n_slots = 16;
-  while (n_slots < 2 * ckpt->n_tensors)
-    n_slots *= 2;
-  ckpt->slots = k3_alloc_aligned(n_slots * sizeof *ckpt->slots, 64, err);
-  if (!ckpt->slots)
-    return K3_NO_MEMORY;
-  memset(ckpt->slots, 0xFF, n_slots * sizeof *ckpt->slots);
-  ckpt->slot_mask = (uint32_t)(n_slots - 1);
+  K3_TRY(k3_name_set_reserve(&ckpt->names, ckpt->n_tensors, err));
   for (size_t f = 0; f < ckpt->n_files; f++) {
     const struct k3_ckpt_file *file = &ckpt->files[f];
     for (size_t i = 0; i < file->header.n_tensors; i++) {
       const struct k3_st_tensor *t = &file->header.tensors[i];
-      uint64_t first;
-      if (k3_ckpt_find(ckpt, t->name, t->name_nbytes, &first)) {
-        bool same = same_bytes(ckpt, first, file->first_tensor + i);
+      uint32_t number = (uint32_t)(file->first_tensor + i), first;
+      K3_TRY(k3_name_set_add(&ckpt->names, name_equal, ckpt, t->name, t->name_nbytes, number, &first, err));
+      if (first != K3_NAME_NONE)
         k3_findings_report(findings, K3_IDX03, file->path, t->name, "each tensor in one file", "the tensor is also in %s%s",
-                           k3_ckpt_file_of(ckpt, first)->name, same ? " (identical bytes)" : " with other bytes, shape or dtype");
-        continue;
-      }
-      uint32_t slot = hash_name(t->name, t->name_nbytes) & ckpt->slot_mask;
-      while (ckpt->slots[slot] != UINT32_MAX)
-        slot = (slot + 1) & ckpt->slot_mask;
-      ckpt->slots[slot] = (uint32_t)(file->first_tensor + i);
+                           k3_ckpt_file_of(ckpt, first)->name,
+                           same_bytes(ckpt, first, number) ? " (identical bytes)" : " with other bytes, shape or dtype");
     }
   }
   return K3_OK;
@@ -350,7 +326,7 @@ void k3_ckpt_close(struct k3_ckpt *ckpt) {
   k3_free(ckpt->promised);
   k3_free(ckpt->documents);
   k3_free(ckpt->files);
-  k3_free(ckpt->slots);
+  k3_name_set_free(&ckpt->names);
   k3_free(ckpt->folder);
   k3_free(ckpt->source);
   *ckpt = (struct k3_ckpt){0};

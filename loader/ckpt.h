@@ -8,6 +8,7 @@
 
 #include "base/file.h"
 #include "base/findings.h"
+#include "base/name_set.h"
 #include "formats/config.h"
 #include "formats/image.h"
 #include "formats/safetensors.h"
@@ -36,8 +37,7 @@ struct k3_ckpt {
   size_t n_files;
   uint64_t n_tensors;
   uint64_t tensors_nbytes;  // sum of all spans
-  uint32_t *slots;          // open-addressing name table over all tensors
-  uint32_t slot_mask;
+  struct k3_name_set names; // of all tensors, by number
   struct k3_ckpt_document *documents;  // sorted by name
   size_t n_documents;
   struct k3_config *config;            // config.json; NULL when there is none

@@ -12,10 +12,13 @@ struct run {
   uint64_t from;
   unsigned char *to;
   size_t nbytes;
+  bool drop_cache;
 };
 
 static enum k3_status flush_run(struct run *run, struct k3_error *err) {
   enum k3_status status = run->nbytes ? k3_pread_full(run->fd, run->to, run->nbytes, run->from, run->path, err) : K3_OK;
+  if (run->nbytes > 0 && run->drop_cache)
+    k3_drop_cache(run->fd, run->from, run->nbytes, false);
   run->nbytes = 0;
   return status;
 }
@@ -26,7 +29,7 @@ static enum k3_status read_into(struct run *run, int fd, const char *path, uint6
     return K3_OK;
   }
   K3_TRY(flush_run(run, err));
-  *run = (struct run){fd, path, from, to, nbytes};
+  *run = (struct run){fd, path, from, to, nbytes, run->drop_cache};
   return K3_OK;
 }
 
@@ -88,7 +91,7 @@ static enum k3_status gather_source(const struct k3_plan_source *source, uint64_
 
 enum k3_status k3_plan_gather(const struct k3_plan *plan, uint64_t offset, size_t nbytes, void *dst, struct k3_error *err) {
   unsigned char *to = dst;
-  struct run run = {0};
+  struct run run = {.drop_cache = plan->huge};
   size_t low = 0, high = plan->n_tensors;  // first tensor that ends behind `offset`
   while (low < high) {
     size_t middle = low + (high - low) / 2;

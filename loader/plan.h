@@ -86,6 +86,7 @@ struct k3_plan {
   uint64_t header_nbytes;              // h: length of the padded header text
   uint64_t body_offset;                // data-relative end of the seal, where the first segment begins
   uint64_t n_segments;
+  bool huge;                           // so large that pages read or written once should leave the page cache
   uint64_t data_nbytes;                // end of the last tensor; the file has 8 + header_nbytes + data_nbytes bytes
   struct { const char *tensor, *why; } *dropped;
   size_t n_dropped, dropped_capacity;

@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/arith.h"
 #include "base/hash.h"
@@ -387,6 +388,12 @@ enum k3_status k3_plan_write_header(const struct k3_plan *plan, k3_st_sink_fn si
   return k3_st_write_end(&writer, padded_nbytes, h, err);
 }
 
+// Above a quarter of the memory a conversion would turn the page cache over; then the pages it is done with are let go.
+static bool is_huge(uint64_t nbytes) {
+  long pages = sysconf(_SC_PHYS_PAGES), page_nbytes = sysconf(_SC_PAGESIZE);
+  return pages > 0 && page_nbytes > 0 && nbytes > (uint64_t)pages * (uint64_t)page_nbytes / 4;
+}
+
 enum k3_status k3_plan_layout(struct k3_plan *plan, struct k3_findings *findings, struct k3_error *err) {
   struct layout l = {.plan = plan};
   enum k3_status status;
@@ -434,6 +441,7 @@ enum k3_status k3_plan_layout(struct k3_plan *plan, struct k3_findings *findings
   for (size_t s = 0; s < plan->n_shards; s++)
     plan->shards[s].plan_tensor += (uint32_t)n_front;
   plan->data_nbytes = plan->body_offset + body_nbytes;
+  plan->huge = is_huge(2 * plan->data_nbytes);  // what is read and what is written
 
   uint64_t h;
   K3_TRY_GOTO(status, out, k3_plan_write_header(plan, NULL, NULL, 0, &h, err));

@@ -25,7 +25,6 @@ struct writer {
   uint8_t *digests;         // [n_segments, 32]
   uint8_t *crcs;            // [n_segments, 4], NULL without --crc
   struct k3_progress *progress;
-  bool drop_cache;
   pthread_mutex_t mutex;  // guards what follows
   struct {
     size_t tensor;
@@ -90,7 +89,7 @@ static enum k3_status write_segment(void *ctx, int worker, uint64_t segment, str
       w->crcs[segment * 4 + (uint64_t)i] = (uint8_t)(crc >> 8 * i);
   }
   K3_TRY(k3_pwrite_full(w->output.fd, buffer, nbytes, data_begin(plan) + offset, w->path, err));
-  if (w->drop_cache)
+  if (plan->huge)
     k3_drop_cache(w->output.fd, data_begin(plan) + offset, nbytes, true);
   k3_progress_add(w->progress, nbytes);
   return K3_OK;
@@ -182,12 +181,6 @@ enum k3_status k3_output_not_input(const char *path, const struct k3_ckpt *ckpt,
   return K3_OK;
 }
 
-// Above a quarter of the memory a conversion would turn the page cache over; then the pages it is done with are let go.
-static bool is_huge(uint64_t nbytes) {
-  long pages = sysconf(_SC_PHYS_PAGES), page_nbytes = sysconf(_SC_PAGESIZE);
-  return pages > 0 && page_nbytes > 0 && nbytes > (uint64_t)pages * (uint64_t)page_nbytes / 4;
-}
-
 static enum k3_status create_output(struct writer *w, const struct k3_writer_options *options, struct k3_error *err) {
   const struct k3_plan *plan = w->plan;
   uint64_t nbytes = k3_plan_file_nbytes(plan), n_free = k3_free_space(options->path);
@@ -207,7 +200,6 @@ enum k3_status k3_writer_run(const struct k3_plan *plan, const struct k3_writer_
   enum k3_status status;
   *result = (struct k3_writer_result){.file_nbytes = k3_plan_file_nbytes(plan)};
   pthread_mutex_init(&w.mutex, NULL);
-  w.drop_cache = is_huge(2 * result->file_nbytes);
   struct k3_pool *pool = k3_pool_create(options->n_threads, err);
   int n_threads = pool ? k3_pool_n_threads(pool) : 0;
   w.buffers = k3_calloc((size_t)n_threads + 1, sizeof *w.buffers, err);

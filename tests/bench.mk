@@ -1,0 +1,16 @@
+#help   bench          every benchmark below; figures depend on the machine, so nothing fails
+#help   bench-convert  convert, verify: ratios to cp, openssl dgst and Python's safetensors (RUNS=15 PRESET=... WHERE=/dev/shm)
+#help   bench-headers  half a million tensors: time and peak memory
+bench: bench-convert bench-headers
+
+bench-convert: all
+	sh tests/bench/bench_convert.sh $(B)
+
+bench-headers: all
+	sh tests/bench/bench_headers.sh $(B)
+
+#help   test-full      the published geometry: 30 GB of disk in FULL_DIR (default build/full), some minutes
+test-full: all
+	sh tests/cli/full.sh $(B)
+
+.PHONY: bench bench-convert bench-headers test-full
