@@ -1,5 +1,6 @@
 #include "formats/json_tree.h"
 
+#include <locale.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,80 +9,174 @@
 #include "base/alloc.h"
 #include "formats/json_pull.h"
 
-// Largest integer up to which every integer is a double.
-static const double max_exact = 9007199254740992.0;
+enum { MAX_NUMBER_NBYTES = 4096 };
 
-// Turns the reals that are whole numbers back into integers, after a parse that made all numbers real. False when memory fails.
-static bool restore_integers(json_t *value) {
-  const char *key;
-  json_t *entry;
-  void *next;
-  size_t i;
-  if (json_is_object(value)) {
-    json_object_foreach_safe(value, next, key, entry) {
-      if (json_is_real(entry) && fabs(json_real_value(entry)) <= max_exact && json_real_value(entry) == trunc(json_real_value(entry))) {
-        if (json_object_set_new(value, key, json_integer((json_int_t)json_real_value(entry))) != 0)
-          return false;
-      } else if (!restore_integers(entry)) {
-        return false;
-      }
-    }
-  } else if (json_is_array(value)) {
-    json_array_foreach(value, i, entry) {
-      if (json_is_real(entry) && fabs(json_real_value(entry)) <= max_exact && json_real_value(entry) == trunc(json_real_value(entry))) {
-        if (json_array_set_new(value, i, json_integer((json_int_t)json_real_value(entry))) != 0)
-          return false;
-      } else if (!restore_integers(entry)) {
-        return false;
-      }
-    }
-  }
-  return true;
-}
-
-// jansson names lacking memory, says nothing at all, or takes it for a syntax error; then the other reader, which needs next to none, finds no error.
-static bool memory_ran_out(const json_error_t *error, const char *text, size_t nbytes) {
-  if (json_error_code(error) == json_error_out_of_memory || error->text[0] == '\0')
-    return true;
-  if (json_error_code(error) != json_error_invalid_syntax)
-    return false;
+struct builder {
   struct k3_json json;
-  k3_json_open(&json, text, nbytes, NULL, K3_RULE_NONE, NULL);
-  enum k3_status status = k3_json_skip(&json);
-  if (status == K3_OK)
-    status = k3_json_finish(&json);
-  k3_json_close(&json);
-  return status != K3_BAD_INPUT;
+  struct k3_error *err;
+};
+
+static enum k3_status build(struct builder *builder, json_t **value);
+
+static enum k3_status out_of_memory(struct builder *builder) {
+  return k3_fail_memory(builder->err, sizeof(json_t));
 }
 
+static enum k3_status fail(struct builder *builder, const char *allowed, const char *found) {
+  return k3_fail(builder->err, K3_BAD_INPUT, builder->json.rule, NULL, NULL, allowed, "%s", found);
+}
+
+static enum k3_status build_object(struct builder *builder, json_t *object) {
+  K3_TRY(k3_json_enter_object(&builder->json));
+  for (;;) {
+    bool more;
+    struct k3_json_text name;
+    json_t *value = NULL;
+    K3_TRY(k3_json_next_key(&builder->json, &more, &name));
+    if (!more)
+      return K3_OK;
+    if (memchr(name.bytes, '\0', name.nbytes))
+      return fail(builder, "keys without NUL", "a key with a NUL");
+    char *key = k3_strndup(name.bytes, name.nbytes, builder->err);
+    enum k3_status status = key ? K3_OK : K3_NO_MEMORY;
+    if (key && json_object_get(object, key)) {
+      char shown[80], found[128];
+      k3_printable(shown, sizeof shown, key, name.nbytes, 64);
+      snprintf(found, sizeof found, "the key \"%s\" for the second time", shown);
+      status = fail(builder, "each key once", found);
+    }
+    if (status == K3_OK)
+      status = build(builder, &value);
+    if (status == K3_OK && json_object_set_new_nocheck(object, key, value) != 0)
+      status = out_of_memory(builder);
+    k3_free(key);
+    K3_TRY(status);
+  }
+}
+
+static enum k3_status build_array(struct builder *builder, json_t *array) {
+  K3_TRY(k3_json_enter_array(&builder->json));
+  for (;;) {
+    bool more;
+    json_t *value;
+    K3_TRY(k3_json_next_item(&builder->json, &more));
+    if (!more)
+      return K3_OK;
+    K3_TRY(build(builder, &value));
+    if (json_array_append_new(array, value) != 0)
+      return out_of_memory(builder);
+  }
+}
+
+static enum k3_status build_string(struct builder *builder, json_t **value) {
+  struct k3_json_text text;
+  K3_TRY(k3_json_string(&builder->json, &text));
+  if (memchr(text.bytes, '\0', text.nbytes))
+    return fail(builder, "texts without NUL", "a text with a NUL");
+  *value = json_stringn_nocheck(text.bytes, text.nbytes);
+  return *value ? K3_OK : out_of_memory(builder);
+}
+
+// The nearest double, whatever the decimal separator of the locale is.
+static enum k3_status to_double(struct builder *builder, const char *digits, size_t n, double *number) {
+  const char *separator = localeconv()->decimal_point, *point = memchr(digits, '.', n);
+  size_t n_before = point ? (size_t)(point - digits) : n, n_after = point ? n - n_before - 1 : 0;
+  char *text = k3_asprintf(builder->err, "%.*s%s%.*s", (int)n_before, digits, point ? separator : "", (int)n_after, point ? point + 1 : "");
+  if (!text)
+    return K3_NO_MEMORY;
+  *number = strtod(text, NULL);
+  k3_free(text);
+  return isfinite(*number) ? K3_OK : fail(builder, "numbers that a double holds", "a number that overflows");
+}
+
+static enum k3_status build_number(struct builder *builder, json_t **value) {
+  const char *digits = builder->json.next;
+  int64_t integer = 0;
+  bool whole = true, negative = *digits == '-';
+  K3_TRY(k3_json_skip(&builder->json));
+  size_t n = (size_t)(builder->json.next - digits);
+  if (n > MAX_NUMBER_NBYTES)
+    return fail(builder, "at most 4096 digits", "a longer number");
+  for (size_t i = negative; i < n && whole; i++) {
+    int digit = digits[i] - '0';
+    whole = digit >= 0 && digit <= 9 && !__builtin_mul_overflow(integer, 10, &integer) &&
+            !__builtin_add_overflow(integer, negative ? -digit : digit, &integer);
+  }
+  double real = 0;
+  if (!whole)
+    K3_TRY(to_double(builder, digits, n, &real));
+  *value = whole ? json_integer(integer) : json_real(real);
+  return *value ? K3_OK : out_of_memory(builder);
+}
+
+static enum k3_status build_word(struct builder *builder, json_t **value) {
+  char first = k3_json_peek(&builder->json);
+  K3_TRY(k3_json_skip(&builder->json));
+  *value = first == 't' ? json_true() : first == 'f' ? json_false() : json_null();
+  return K3_OK;
+}
+
+// Depth of the recursion: at most K3_JSON_MAX_DEPTH.
+static enum k3_status build(struct builder *builder, json_t **value) {
+  char first = k3_json_peek(&builder->json);
+  *value = NULL;
+  if (first == '"')
+    return build_string(builder, value);
+  if (first == '-' || (first >= '0' && first <= '9'))
+    return build_number(builder, value);
+  if (first != '{' && first != '[')
+    return build_word(builder, value);
+  json_t *container = first == '{' ? json_object() : json_array();
+  if (!container)
+    return out_of_memory(builder);
+  enum k3_status status = first == '{' ? build_object(builder, container) : build_array(builder, container);
+  if (status == K3_OK)
+    *value = container;
+  else
+    json_decref(container);
+  return status;
+}
+
+// Says line and column (in bytes, from 1) where the reader stopped, instead of its byte offset.
+static void report(const struct builder *builder, const char *file, const struct k3_error *first, struct k3_error *err) {
+  static const char prefix[] = "JSON error at byte ";
+  unsigned long line = 1, column = 1;
+  for (const char *p = builder->json.begin; p < builder->json.next; p++) {
+    line += *p == '\n';
+    column = *p == '\n' ? 1 : column + 1;
+  }
+  const char *what = strncmp(first->found, prefix, sizeof prefix - 1) == 0 ? strstr(first->found, ": ") : NULL;
+  k3_fail(err, K3_BAD_INPUT, first->rule, file, NULL, first->allowed[0] ? first->allowed : "strict JSON", "line %lu, column %lu: %s", line, column,
+          what ? what + 2 : first->found);
+}
+
+// Not jansson's own parser: out of memory it may drop a character of a text without a word.
 enum k3_status k3_json_tree_parse(const char *text, size_t nbytes, enum k3_rule rule, const char *file, json_t **root, struct k3_error *err) {
-  json_error_t error;
-  char what[96];
+  struct k3_error first = {0};
+  struct builder builder = {.err = &first};
   *root = NULL;
   if (nbytes == 0)
     return k3_fail(err, K3_BAD_INPUT, rule, file, NULL, "one JSON object", "the text is empty");
-  if (nbytes >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0)
-    return k3_fail(err, K3_BAD_INPUT, rule, file, NULL, "JSON in UTF-8 without a mark", "line 1, column 1: a byte-order mark");
-  json_t *tree = json_loadb(text, nbytes, JSON_REJECT_DUPLICATES, &error);
-  if (!tree && json_error_code(&error) == json_error_numeric_overflow) {
-    tree = json_loadb(text, nbytes, JSON_REJECT_DUPLICATES | JSON_DECODE_INT_AS_REAL, &error);
-    if (tree && !restore_integers(tree)) {
-      json_decref(tree);
-      return k3_fail_memory(err, nbytes);
-    }
+  k3_json_open(&builder.json, text, nbytes, NULL, rule, &first);
+  enum k3_status status = build(&builder, root);
+  if (status == K3_OK)
+    status = k3_json_finish(&builder.json);
+  if (status == K3_OK && !json_is_object(*root)) {
+    char what[96];
+    snprintf(first.found, sizeof first.found, "%s instead of an object", k3_json_tree_describe(*root, what, sizeof what));
+    first.rule = rule;
+    status = K3_BAD_INPUT;
   }
-  if (!tree && memory_ran_out(&error, text, nbytes))
-    return k3_fail_memory(err, nbytes);
-  if (!tree)
-    return k3_fail(err, K3_BAD_INPUT, rule, file, NULL, "strict JSON", "line %d, column %d: %s", error.line, error.column, error.text);
-  if (!json_is_object(tree)) {
-    k3_fail(err, K3_BAD_INPUT, rule, file, NULL, "one JSON object", "line 1: %s instead of an object",
-            k3_json_tree_describe(tree, what, sizeof what));
-    json_decref(tree);
-    return K3_BAD_INPUT;
+  if (status != K3_OK) {
+    json_decref(*root);
+    *root = NULL;
   }
-  *root = tree;
-  return K3_OK;
+  if (status == K3_BAD_INPUT)
+    report(&builder, file, &first, err);
+  k3_json_close(&builder.json);
+  if (status != K3_OK && status != K3_BAD_INPUT && err && err->status == K3_OK)
+    *err = first;
+  return status;
 }
 
 const char *k3_json_tree_describe(const json_t *value, char *dst, size_t capacity) {

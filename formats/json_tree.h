@@ -8,9 +8,9 @@
 #include "base/error.h"
 #include "formats/json_write.h"
 
-// Parses one JSON object: strict JSON, no byte-order mark, no comments, no NaN, no key twice, no NUL. Failures are `rule` with line and column, or
-// K3_NO_MEMORY, and *root is then NULL. An integer that fits no int64 (a limit of 10^30 means "none" to some writers) is kept as the nearest double,
-// and then the whole numbers of the text are integers however they were spelled. Release with json_decref.
+// Parses one JSON object: RFC 8259, strictly (no byte-order mark, comments, NaN), no key twice, no NUL, at most 64 levels. Failures are `rule`
+// with line and column, or K3_NO_MEMORY; *root is then NULL. An integer that fits no int64 (a limit of 10^30 means "none" to some writers) becomes
+// the nearest double. Release with json_decref.
 enum k3_status k3_json_tree_parse(const char *text, size_t nbytes, enum k3_rule rule, const char *file, json_t **root, struct k3_error *err);
 
 // What a value is, for a message: `the text "x"`, `-3`, `true`, `a list`. Independent of the locale. Returns dst, always terminated.

@@ -54,24 +54,30 @@ static void refuse(const char *text, const char *said) {
 static void only_strict_json(void **state) {
   (void)state;
   refuse("", "empty");
-  refuse("  \n", "line 2, column 0");
-  refuse("{\"time_step_limit\": [0.0, Infinity]}", "line 1, column 34");
-  refuse("{\n \"a\": -Infinity}", "line 2, column 7");
-  refuse("{\"a\": NaN}", "line 1, column 9");
-  refuse("{\"a\": 1, // one\n \"b\": 2}", "line 1");
+  refuse("  \n", "line 2, column 1: the text ends");
+  refuse("{\"time_step_limit\": [0.0, Infinity]}", "line 1, column 27: found 'I'");
+  refuse("{\n \"a\": -Infinity}", "line 2, column 8");
+  refuse("{\"a\": NaN}", "line 1, column 7: found 'N'");
+  refuse("{\"a\": 1, // one\n \"b\": 2}", "line 1, column 10: found '/'");
   refuse("{\"a\": [1,]}", "line 1, column 10");
-  refuse("{\"a\": 1,}", "line 1");
-  refuse("{'a': 1}", "line 1");
+  refuse("{\"a\": 1,\n}", "line 2, column 1");
+  refuse("{'a': 1}", "line 1, column 2");
   refuse("\xEF\xBB\xBF{\"a\": 1}", "line 1, column 1: a byte-order mark");
-  refuse("{\"a\": 1,\n\"a\": 1}", "line 2");
-  refuse("{\"a\": 1, \"\\u0061\": 1}", "duplicate");
+  refuse("{\"a\": 1,\n\"a\": 1}", "line 2, column 5: the key \"a\" for the second time");
+  refuse("{\"a\": 1, \"\\u0061\": 1}", "second time");
+  refuse("{\"o\": {\"a\": 1, \"a\": null}}", "second time");
   refuse("{\"a\": 1} {}", "line 1, column 10");
-  refuse("{\"a\": 1", "line 1");
-  refuse("{\"a\": 01}", "line 1");
+  refuse("{\"a\": 1", "line 1, column 8: the text ends");
+  refuse("{\"a\": 01}", "line 1, column 8");
+  refuse("{\"a\": +1}", "line 1, column 7");
   refuse("{\"a\": \"\xC3\"}", "line 1");
-  refuse("{\"a\": 1e999}", "overflow");
-  refuse_n("{\"a\":\0 1}", 9, "line 1");
+  refuse("{\"a\": \"\\u0000\"}", "NUL");
+  refuse("{\"a\\u0000\": 1}", "NUL");
+  refuse("{\"a\": 1e999}", "overflows");
+  refuse("{\"a\": -1e999}", "overflows");
+  refuse_n("{\"a\":\0 1}", 9, "line 1, column 6");
   refuse("[1]", "a list instead of an object");
+  refuse("7", "7 instead of an object");
   struct k3_config *config = must_parse(" {\"a\": \"Infinity and -NaN\", \"b\": -0.0, \"c\": 1E5}\r\n");
   const char *text = NULL;
   double value = 1;
@@ -99,11 +105,11 @@ static void nesting_is_bounded(void **state) {
   char *text = malloc(DEPTH + 8);
   memcpy(text, "{\"a\":", 5);
   memset(text + 5, '[', DEPTH);
-  refuse_n(text, DEPTH + 5, "line 1");
-  memset(text + 5, '[', 1000);
-  memset(text + 1005, ']', 1000);
-  text[2005] = '}';
-  struct k3_config *config = parse_n(text, 2006);
+  refuse_n(text, DEPTH + 5, "nested too deeply");
+  memset(text + 5, '[', 63);
+  memset(text + 68, ']', 63);
+  text[131] = '}';
+  struct k3_config *config = parse_n(text, 132);
   assert_non_null(config);
   assert_int_equal(k3_config_kind_of(config, "a"), K3_CONFIG_LIST);
   k3_config_free(config);
@@ -224,7 +230,9 @@ static void nested_places_are_searched_in_order(void **state) {
 // An integer that fits 64 bits nowhere harms only those who ask for it.
 static void huge_integers_matter_only_when_used(void **state) {
   (void)state;
-  struct k3_config *config = must_parse("{\"model_max_length\": 1000000000000000019884624838656, \"a\": {\"l\": [1, 2.5, -3]}, \"i\": 7}");
+  struct k3_config *config = must_parse(
+      "{\"model_max_length\": 1000000000000000019884624838656, \"min\": -9223372036854775808, \"max\": 9223372036854775807,"
+      " \"below\": -9223372036854775809, \"a\": {\"l\": [1, 2.5, -3]}, \"i\": 7}");
   uint64_t value = 0, values[3];
   size_t n;
   double real = 0;
@@ -233,6 +241,9 @@ static void huge_integers_matter_only_when_used(void **state) {
   assert_string_equal(k3_rule_info(last.rule)->id, "CFG20");
   assert_int_equal(k3_config_real(config, "model_max_length", &real, NULL, NULL), K3_OK);
   assert_true(real == 1e30);
+  const json_t *root = (const json_t *)k3_config_root(config);
+  assert_true(json_integer_value(json_object_get(root, "min")) == INT64_MIN && json_integer_value(json_object_get(root, "max")) == INT64_MAX);
+  assert_true(json_real_value(json_object_get(root, "below")) == -9223372036854775808.0);
   assert_int_equal(k3_config_kind_of(config, "i"), K3_CONFIG_INT);
   assert_int_equal(k3_config_require_u64(config, "i", &value, NULL), K3_OK);
   assert_int_equal(value, 7);
@@ -291,7 +302,8 @@ static void memory_may_fail_anywhere(void **state) {
       done = k3_alloc_count() - before < n;
       k3_alloc_fail_at(0);
       if (!config)
-        if (last.status != K3_NO_MEMORY) fail_msg("n %d: %s", (int)n, last.found);
+        if (last.status != K3_NO_MEMORY)
+          fail_msg("n %d: %s", (int)n, last.found);
       assert_true(!done || config);
       k3_config_free(config);
       assert_true(n < 1000);
