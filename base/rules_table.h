@@ -126,6 +126,16 @@
   X(RED03, K3_ERROR, K3_COST_HEADERS, "a deferral where none is allowed")                                              \
   X(IMG01, K3_ERROR, K3_COST_HEADERS, "the image manifest is absent, of another version or contradicts the header")    \
   X(IMG02, K3_ERROR, K3_COST_VALUES, "a digest or the seal does not match")                                            \
-  X(IMG03, K3_ERROR, K3_COST_HEADERS, "a view points outside its tensor or has another shape")
+  X(IMG03, K3_ERROR, K3_COST_HEADERS, "a view points outside its tensor or has another shape")                         \
+  X(M3V07, K3_WARNING, K3_COST_HEADERS, "MiniMax-M3: a router tensor that is not F32, or a bias in another place")     \
+  X(M3V11, K3_INFO, K3_COST_HEADERS, "MiniMax-M3: prediction modules are declared, but not in the files")              \
+  X(M3V12, K3_WARNING, K3_COST_HEADERS, "MiniMax-M3: routing other than the released model's")                         \
+  X(M3V14, K3_WARNING, K3_COST_HEADERS, "MiniMax-M3: a patch embedding that is not F32")                               \
+  X(X08, K3_INFO, K3_COST_HEADERS, "prediction layers are declared, but not in the files")                             \
+  X(K3V04, K3_WARNING, K3_COST_SCALES, "Kimi K3: the padding of A_log is not zero")                                    \
+  X(K3V08, K3_WARNING, K3_COST_HEADERS, "Kimi K3: a router bias in another place")                                     \
+  X(K3V12, K3_INFO, K3_COST_HEADERS, "Kimi K3: a tensor without its dimension of one")                                 \
+  X(K3V15, K3_WARNING, K3_COST_HEADERS, "Kimi K3: a config field in the spelling of other models")                     \
+  X(K3V18, K3_ERROR, K3_COST_HEADERS, "Kimi K3: not the number of tensors and bytes of the released model")
 
 #endif

@@ -1,6 +1,7 @@
 #include "loader/mapper.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/alloc.h"
@@ -60,13 +61,14 @@ static void add_slot(struct k3_mapper *mapper, const char *pattern, uint16_t mod
   mapper->slots[slot] = (struct k3_mapper_slot){pattern, why, alias, (uint32_t)strlen(pattern), module};
 }
 
-// Copies a recipe name with every "{x}" as '#'; the result lives behind the slots.
+// Copies a recipe name with every "{x}" and every whole number as '#'; the result lives behind the slots.
 static const char *pattern_of(char **next, const char *name) {
   char *pattern = *next, *to = pattern;
-  for (const char *c = name; *c; c++) {
-    *to++ = *c == '{' ? '#' : *c;
-    if (*c == '{')
-      c += 2;
+  for (const char *c = name; *c;) {
+    size_t n_digits = c == name || c[-1] == '.' ? strspn(c, "0123456789") : 0;
+    bool number = n_digits > 0 && (c[n_digits] == '.' || c[n_digits] == '\0');
+    *to++ = *c == '{' || number ? '#' : *c;
+    c += *c == '{' ? 3 : number ? n_digits : 1;
   }
   *to++ = '\0';
   *next = to;
@@ -277,24 +279,33 @@ static bool param_of(const struct k3_recipe_module *module, const struct split_n
   return has_weight && (known == K3_PARAM_WEIGHT || module->linear);
 }
 
-// Values of the recipe's indexes from the numbers of the name, in the order of the "{x}" of the module's name.
+// Values of the recipe's indexes from the numbers of the name, in the order of the "{x}" of the module's name, whose own numbers must be equal.
 static enum k3_mapper_answer read_indexes(const struct k3_mapper *mapper, const struct k3_recipe_module *module, const struct split_name *s,
                                           struct k3_mapped *mapped) {
   size_t at = 0;
+  enum k3_mapper_answer answer = K3_MAPPED;
   memset(mapped->index, 0, sizeof mapped->index);
-  for (const char *c = module->name; *c; c++) {
-    if (*c != '{')
-      continue;
-    for (size_t i = 0; i < mapper->recipe->n_indexes; i++) {
-      if (mapper->recipe->indexes[i].letter != c[1])
+  for (const char *c = module->name; *c && at < s->n_numbers; c++) {
+    if (*c == '{') {
+      for (size_t i = 0; i < mapper->recipe->n_indexes; i++) {
+        if (mapper->recipe->indexes[i].letter != c[1])
+          continue;
+        if (s->numbers[at] >= mapper->index_counts[i])
+          answer = K3_BEYOND_COUNT;
+        mapped->index[i] = (uint32_t)s->numbers[at];
+      }
+      at++;
+    } else if (c[0] >= '0' && c[0] <= '9' && (c == module->name || c[-1] == '.')) {
+      char *end;
+      uint64_t number = strtoull(c, &end, 10);
+      if (*end != '.' && *end != '\0')
         continue;
-      if (s->numbers[at] >= mapper->index_counts[i])
-        return K3_BEYOND_COUNT;
-      mapped->index[i] = (uint32_t)s->numbers[at];
+      if (number != s->numbers[at++])
+        return K3_UNKNOWN_NAME;
+      c = end - 1;
     }
-    at++;
   }
-  return K3_MAPPED;
+  return answer;
 }
 
 enum where { UNDER_ROOT, OUTSIDE, BARE };

@@ -1,0 +1,108 @@
+#include "loader/family.h"
+
+#include <ctype.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "loader/family_parts.h"
+
+static const struct k3_family *const FAMILIES[] = {&K3_FAMILY_MINIMAX_M3, &K3_FAMILY_DEEPSEEK_V32, &K3_FAMILY_KIMI_K3};
+
+static const struct k3_family *family_of(const struct k3_recipe *recipe) {
+  for (size_t r = 0; r < recipe->n_require; r++) {
+    for (size_t i = 0; i < sizeof FAMILIES / sizeof FAMILIES[0]; i++) {
+      if (strcmp(FAMILIES[i]->name, recipe->require[r]) == 0)
+        return FAMILIES[i];
+    }
+  }
+  return NULL;
+}
+
+uint64_t k3_family_list_length(const struct k3_config *config, const char *path) {
+  if (k3_config_kind_of(config, path) != K3_CONFIG_LIST)
+    return UINT64_MAX;
+  char item[160];
+  uint64_t n = 0;
+  do
+    snprintf(item, sizeof item, "%s.%llu", path, (unsigned long long)n++);
+  while (k3_config_kind_of(config, item) != K3_CONFIG_ABSENT);
+  return n - 1;
+}
+
+uint64_t k3_family_n_present(const struct k3_plan *plan, size_t index, uint64_t first) {
+  char letter[4] = {'{', plan->recipe->indexes[index].letter, '}', '\0'};
+  uint64_t n = 0, last = UINT64_MAX;
+  for (size_t s = 0; s < plan->n_shards; s++) {  // sorted by module: a module that occurs in every prediction layer counts them
+    const struct k3_mapped *mapped = &plan->shards[s].mapped;
+    if (mapped->module == K3_MODULE_CARRY || mapped->index[index] < first || !strstr(plan->recipe->modules[mapped->module].name, letter))
+      continue;
+    if (mapped->index[index] != last && (last == UINT64_MAX || mapped->index[index] > last)) {
+      last = mapped->index[index];
+      n++;
+    }
+  }
+  return n;
+}
+
+// A field that stands both at the top and in text_config must have one value: which one an engine reads is anybody's guess.
+static void check_doubles(const struct k3_recipe *recipe, const struct k3_config *config, struct k3_findings *findings) {
+  if (k3_config_kind_of(config, "text_config") != K3_CONFIG_OBJECT)
+    return;
+  for (size_t d = 0; d < recipe->n_dims; d++) {
+    for (const char *c = recipe->dims[d].value; *c;) {
+      size_t n = 0;
+      while (isalnum((unsigned char)c[n]) || c[n] == '_' || c[n] == '.')
+        n++;
+      char field[128], nested[160];
+      uint64_t top = 0, inner = 0;
+      bool has_top = false, has_inner = false;
+      if (n > 0 && n < sizeof field) {
+        snprintf(field, sizeof field, "%.*s", (int)n, c);
+        snprintf(nested, sizeof nested, "text_config.%s", field);
+        if (k3_config_u64(config, nested, &inner, &has_inner, NULL) == K3_OK && has_inner &&
+            k3_config_u64(config, field, &top, &has_top, NULL) == K3_OK && has_top && top != inner)
+          K3_FAMILY_CONTRADICTION(findings, config, field, "one value", "%llu at the top, %llu in text_config", (unsigned long long)top,
+                                  (unsigned long long)inner);
+      }
+      c += n ? n : 1;
+    }
+  }
+}
+
+void k3_family_check_config(const struct k3_recipe *recipe, const struct k3_config *config, struct k3_findings *findings) {
+  const struct k3_family *family = family_of(recipe);
+  if (!family)
+    return;
+  check_doubles(recipe, config, findings);
+  family->check_config(config, findings);
+}
+
+// Names that engines make while loading: a dump of their parameters is not what was trained, and nobody can tell how it was cut or permuted.
+static void check_dump(const struct k3_plan *plan, struct k3_findings *findings) {
+  static const char *const marks[] = {".mtp_block.", ".fused_qkv_a_proj.", ".qkv_proj.", ".gate_up_proj.", ".w13_", ".w2_weight", ".experts.w13"};
+  for (size_t i = 0; i < plan->n_dropped; i++) {
+    for (size_t k = 0; k < sizeof marks / sizeof marks[0]; k++) {
+      if (!strstr(plan->dropped[i].tensor, marks[k]))
+        continue;
+      k3_findings_report(findings, K3_CFG21, plan->ckpt->source, plan->dropped[i].tensor, "the checkpoint that the engine loaded",
+                         "the name of an engine's own parameter: this looks like a dump of a loaded model");
+      return;
+    }
+  }
+}
+
+enum k3_status k3_family_check_tensors(const struct k3_plan *plan, struct k3_findings *findings, struct k3_error *err) {
+  (void)err;
+  const struct k3_family *family = family_of(plan->recipe);
+  if (!family)
+    return K3_OK;
+  check_dump(plan, findings);
+  family->check_tensors(plan, findings);
+  return K3_OK;
+}
+
+void k3_family_check_tp(const struct k3_recipe *recipe, const struct k3_config *config, uint64_t tp, struct k3_findings *findings) {
+  const struct k3_family *family = family_of(recipe);
+  if (family && tp > 1)
+    family->check_tp(config, tp, findings);
+}

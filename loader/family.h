@@ -1,0 +1,16 @@
+// What recipes cannot say: the rules of single model families, by the names in a recipe's `require`. Each family has a file of its own.
+#ifndef K3_LOADER_FAMILY_H
+#define K3_LOADER_FAMILY_H
+
+#include "loader/plan.h"
+
+// Rules about config.json alone, before any name is mapped. What is wrong is added to `findings`.
+void k3_family_check_config(const struct k3_recipe *recipe, const struct k3_config *config, struct k3_findings *findings);
+
+// Rules about names, shapes and dtypes, after the mapping (plan->shards sorted by module instance). Fails only for lack of memory.
+enum k3_status k3_family_check_tensors(const struct k3_plan *plan, struct k3_findings *findings, struct k3_error *err);
+
+// Whether a checkpoint of the recipe's family can be cut for `tp` ranks: heads and whole scale groups on every rank. PCK05 for what cannot.
+void k3_family_check_tp(const struct k3_recipe *recipe, const struct k3_config *config, uint64_t tp, struct k3_findings *findings);
+
+#endif

@@ -1,0 +1,89 @@
+// DeepSeek-V3.2: the layers of V3 with a token indexer in each. The two rotations differ (interleaved pairs in MLA, half-split in the indexer), which
+// the manifest states projection by projection.
+#include <string.h>
+
+#include "loader/family_parts.h"
+
+typedef unsigned long long ull;  // for %llu
+
+static void check_router(const struct k3_config *config, struct k3_findings *findings) {
+  uint64_t n = k3_family_u64(config, "n_routed_experts", 0), n_group = k3_family_u64(config, "n_group", 1);
+  uint64_t kept = k3_family_u64(config, "topk_group", 1), top_k = k3_family_u64(config, "num_experts_per_tok", 1);
+  if (n_group == 0 || n % n_group != 0)
+    return K3_FAMILY_CONTRADICTION(findings, config, "n_group", "a divisor of n_routed_experts", "%llu groups of %llu experts", (ull)n_group, (ull)n),
+           (void)0;
+  uint64_t size = n / n_group;
+  if (kept > n_group)
+    K3_FAMILY_CONTRADICTION(findings, config, "topk_group", "at most n_group", "%llu of %llu groups", (ull)kept, (ull)n_group);
+  if (size < 2)
+    K3_FAMILY_CONTRADICTION(findings, config, "n_group", "groups of two experts and more: a group's score is the sum of its two best",
+                            "groups of %llu", (ull)size);
+  if (kept <= n_group && kept * size < top_k)
+    K3_FAMILY_CONTRADICTION(findings, config, "topk_group", "enough groups for num_experts_per_tok", "%llu groups of %llu for the best %llu", (ull)kept,
+                            (ull)size, (ull)top_k);
+}
+
+static void check_rope(const struct k3_config *config, struct k3_findings *findings) {
+  const char *block = k3_config_kind_of(config, "rope_scaling") == K3_CONFIG_OBJECT ? "rope_scaling" : "rope_parameters";
+  const char *type = NULL;
+  char path[64];
+  static const char *const types[] = {"type", "rope_type"};
+  for (int i = 0; i < 2 && !type; i++) {
+    strcat(strcat(strcpy(path, block), "."), types[i]);
+    k3_config_string(config, path, &type, NULL, NULL);
+  }
+  static const char *const needed[] = {"factor", "original_max_position_embeddings", "mscale_all_dim", "beta_fast", "beta_slow"};
+  for (size_t i = 0; type && strcmp(type, "yarn") == 0 && i < sizeof needed / sizeof needed[0]; i++) {
+    strcat(strcat(strcpy(path, block), "."), needed[i]);
+    if (k3_config_kind_of(config, path) != K3_CONFIG_INT && k3_config_kind_of(config, path) != K3_CONFIG_REAL)
+      K3_FAMILY_CONTRADICTION(findings, config, path, "every number of the YaRN block", "not a number");
+  }
+  if (k3_config_kind_of(config, block) == K3_CONFIG_OBJECT && !type)
+    K3_FAMILY_CONTRADICTION(findings, config, block, "a type", "a block without type");
+}
+
+static void check_config(const struct k3_config *config, struct k3_findings *findings) {
+  check_router(config, findings);
+  check_rope(config, findings);
+  uint64_t index_dim = k3_family_u64(config, "index_head_dim", 0), rope = k3_family_u64(config, "qk_rope_head_dim", 0);
+  if (index_dim < rope)
+    K3_FAMILY_CONTRADICTION(findings, config, "index_head_dim", "at least qk_rope_head_dim", "%llu, the rotated part has %llu", (ull)index_dim, (ull)rope);
+  if (index_dim == 0 || (index_dim & (index_dim - 1)) != 0)
+    K3_FAMILY_CONTRADICTION(findings, config, "index_head_dim", "a power of two, for the Hadamard rotation", "%llu", (ull)index_dim);
+  if (rope % 2 != 0)
+    K3_FAMILY_CONTRADICTION(findings, config, "qk_rope_head_dim", "an even number", "%llu", (ull)rope);
+}
+
+static void check_tensors(const struct k3_plan *plan, struct k3_findings *findings) {
+  bool indexer = false;
+  for (size_t s = 0; s < plan->n_shards && !indexer; s++) {
+    const struct k3_mapped *mapped = &plan->shards[s].mapped;
+    indexer = mapped->module != K3_MODULE_CARRY && strstr(plan->recipe->modules[mapped->module].name, ".indexer.");
+  }
+  if (!indexer && plan->n_shards > 0)
+    K3_FAMILY_CONTRADICTION(findings, plan->mapper.config, "model_type", "deepseek_v3 for a model without indexer",
+                            "config.json says DeepSeek-V3.2, but no layer has an indexer");
+  uint64_t n_layers = k3_family_u64(plan->mapper.config, "num_hidden_layers", 0);
+  uint64_t declared = k3_family_u64(plan->mapper.config, "num_nextn_predict_layers", 0), present = k3_family_n_present(plan, 0, n_layers);
+  if (present < declared)
+    k3_findings_report(findings, K3_X08, k3_config_file(plan->mapper.config), "num_nextn_predict_layers", NULL,
+                       "%llu prediction layers are declared, %llu are in the files; nothing is made up for the others", (ull)declared, (ull)present);
+}
+
+static void check_tp(const struct k3_config *config, uint64_t tp, struct k3_findings *findings) {
+  static const char *const widths[] = {"intermediate_size", "moe_intermediate_size"};
+  uint64_t n_heads = k3_family_u64(config, "num_attention_heads", 0), block[2] = {1, 1};
+  size_t n = 0;
+  if (k3_config_u64_list(config, "quantization_config.weight_block_size", block, 2, &n, NULL, NULL) != K3_OK || n != 2 || block[0] == 0)
+    block[0] = 1;
+  if (n_heads % tp != 0)
+    k3_findings_report(findings, K3_PCK05, k3_config_file(config), "num_attention_heads", "a multiple of tp", "%llu heads, tp %llu", (ull)n_heads, (ull)tp);
+  for (int i = 0; i < 2; i++) {
+    uint64_t width = k3_family_u64(config, widths[i], 0);
+    if (width % tp != 0 || width / tp % block[0] != 0)
+      k3_findings_report(findings, K3_PCK05, k3_config_file(config), widths[i], "whole blocks on every rank: scales are not re-derived",
+                         "%llu in blocks of %llu, tp %llu", (ull)width, (ull)block[0], (ull)tp);
+  }
+}
+
+const struct k3_family K3_FAMILY_DEEPSEEK_V32 = {"deepseek-v3.2", check_config, check_tensors, check_tp};

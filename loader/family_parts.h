@@ -1,0 +1,38 @@
+// Between the files of the family rules; nobody else includes this.
+#ifndef K3_LOADER_FAMILY_PARTS_H
+#define K3_LOADER_FAMILY_PARTS_H
+
+#include "loader/family.h"
+#include "loader/plan_parts.h"
+
+struct k3_family {
+  const char *name;
+  void (*check_config)(const struct k3_config *config, struct k3_findings *findings);
+  void (*check_tensors)(const struct k3_plan *plan, struct k3_findings *findings);
+  void (*check_tp)(const struct k3_config *config, uint64_t tp, struct k3_findings *findings);
+};
+
+extern const struct k3_family K3_FAMILY_MINIMAX_M3, K3_FAMILY_DEEPSEEK_V32, K3_FAMILY_KIMI_K3;
+
+// Reports a contradiction of config.json (CFG20).
+#define K3_FAMILY_CONTRADICTION(findings, config, field, allowed, ...) \
+  k3_findings_report(findings, K3_CFG20, k3_config_file(config), field, allowed, __VA_ARGS__)
+
+// An integer field, `fallback` when it is absent or no integer (shapes need the required ones, so their absence is reported elsewhere).
+static inline uint64_t k3_family_u64(const struct k3_config *config, const char *path, uint64_t fallback) {
+  uint64_t value = fallback;
+  return k3_config_u64(config, path, &value, NULL, NULL) == K3_OK ? value : fallback;
+}
+
+// The first of two spellings of an integer field that exists.
+static inline uint64_t k3_family_u64_of(const struct k3_config *config, const char *path, const char *other, uint64_t fallback) {
+  return k3_family_u64(config, path, k3_family_u64(config, other, fallback));
+}
+
+// Number of items of a list, UINT64_MAX when the field is absent.
+uint64_t k3_family_list_length(const struct k3_config *config, const char *path);
+
+// Number of prediction modules of which some tensor is there: values from `first` on of the recipe's index number `index`.
+uint64_t k3_family_n_present(const struct k3_plan *plan, size_t index, uint64_t first);
+
+#endif
