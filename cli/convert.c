@@ -5,6 +5,7 @@
 
 #include "cli/source.h"
 #include "cli/verbs.h"
+#include "loader/split.h"
 #include "loader/writer.h"
 
 static const struct k3_cli_help help = {
@@ -19,6 +20,7 @@ static const struct k3_cli_help help = {
         "  k3pack convert drafter/ -o drafter.k3p --target kimi-k3/       with the embedding and head that the drafter borrows\n"
         "  k3pack convert drafter/ -o drafter.k3p --dry-run               only the plan: which tensor goes where\n"
         "  k3pack convert hf:Inferact/Kimi-K3-DSpark -o drafter.k3p       from the local HuggingFace cache\n"
+        "  k3pack convert drafter/ -o drafter-tp8/ --tp 8                 a folder: shared.safetensors and one file for each rank\n"
         "  k3pack convert any/ -o any.k3p --recipe generic                any checkpoint, all names kept",
 };
 
@@ -185,7 +187,7 @@ static void say_notes(struct k3_cli *cli, const struct k3_plan *plan) {
   }
 }
 
-static int convert(struct k3_cli *cli, const char *image, bool replace, bool dry_run, struct k3_source *source) {
+static int convert(struct k3_cli *cli, const char *image, bool replace, bool dry_run, uint64_t tp, struct k3_source *source) {
   struct k3_error err = {0};
   struct k3_plan *plan = &source->plan;
   if (source->findings.n_errors > 0)
@@ -194,6 +196,15 @@ static int convert(struct k3_cli *cli, const char *image, bool replace, bool dry
     return k3_cli_fail(cli, &err);
   if (plan->options.source_digest && !dry_run && k3_plan_digest_sources(plan, cli->n_threads, &cli->progress, &err) != K3_OK)
     return k3_cli_fail(cli, &err);
+  struct k3_writer_options options = {.path = image, .replace = replace, .n_threads = cli->n_threads, .progress = &cli->progress};
+  struct k3_writer_result result;
+  if (tp > 0 && !dry_run) {
+    if (k3_split_write(plan, (uint32_t)tp, &options, &result, &source->findings, &err) != K3_OK)
+      return k3_cli_fail(cli, &err);
+    k3_cli_print_findings(cli, &source->findings);
+    say_notes(cli, plan);
+    return report(cli, source, image, &result);
+  }
   if (k3_plan_layout(plan, &source->findings, &err) != K3_OK)
     return k3_cli_fail(cli, &err);
   if (source->findings.n_errors > 0)
@@ -202,8 +213,6 @@ static int convert(struct k3_cli *cli, const char *image, bool replace, bool dry
     k3_cli_print_findings(cli, &source->findings);
     return show_plan(cli, source);
   }
-  struct k3_writer_options options = {.path = image, .replace = replace, .n_threads = cli->n_threads, .progress = &cli->progress};
-  struct k3_writer_result result;
   if (k3_writer_run(plan, &options, &result, &source->findings, &err) != K3_OK)
     return k3_cli_fail(cli, &err);
   k3_cli_print_findings(cli, &source->findings);
@@ -216,10 +225,12 @@ int k3_cmd_convert(struct k3_cli *cli, int argc, char **argv) {
   struct k3_check_options check = {.depth = K3_DEPTH_SCALES, .plan = {.digests = true}};
   const char *image = NULL;
   bool dry_run = false, replace = false, no_digests = false;
+  uint64_t tp = 0;
   const struct k3_option options[] = {
       {"output", 'o', K3_OPT_TEXT, "IMAGE", "the image to write", &image},
       K3_SOURCE_OPTIONS(from),
       {"dry-run", 'n', K3_OPT_FLAG, NULL, "print the plan (every source tensor with its destinations) and write nothing", &dry_run},
+      {"tp", 0, K3_OPT_U64, "N", "write a folder for N tensor-parallel ranks: what they share, and a file with the slices of each", &tp},
       {"force", 'f', K3_OPT_FLAG, NULL, "replace an existing output", &replace},
       {"source-digest", 0, K3_OPT_FLAG, NULL, "record the SHA-256 of every source file (reads the sources a second time)", &check.plan.source_digest},
       {"no-digests", 0, K3_OPT_FLAG, NULL, "leave the segment digests out: faster, but verify can then prove the front only", &no_digests},
@@ -231,13 +242,17 @@ int k3_cmd_convert(struct k3_cli *cli, int argc, char **argv) {
     return exit_code;
   if (!image && !dry_run)
     return k3_cli_usage(cli, "name the output with -o IMAGE, or look at the plan with --dry-run");
+  if (tp > K3_MANIFEST_MAX_RANKS)
+    return k3_cli_usage(cli, "--tp takes at most %d ranks", K3_MANIFEST_MAX_RANKS);
+  if (tp > 0 && dry_run)
+    return k3_cli_usage(cli, "--dry-run shows the whole image; --tp cuts it afterwards");
   check.plan.digests = !no_digests;
   struct k3_source source;
   if (k3_source_open(cli, cli->operands[0], &from, &check, &source, &exit_code)) {
     if (source.ckpt.image.bytes)
       exit_code = k3_cli_usage(cli, "%s is a packed image already", cli->operands[0]);
     else
-      exit_code = convert(cli, image, replace, dry_run, &source);
+      exit_code = convert(cli, image, replace, dry_run, tp, &source);
   }
   k3_source_close(&source);
   return exit_code;

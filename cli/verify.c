@@ -5,14 +5,15 @@
 
 #include "cli/verbs.h"
 #include "loader/diff.h"
+#include "loader/split.h"
 
 static const struct k3_cli_help help = {
-    .operands = "IMAGE",
+    .operands = "IMAGE|FOLDER",
     .n_min = 1,
     .n_max = 1,
     .about =
         "Recomputes every digest of an image and its seal. The seal names the whole image: two images with one seal are equal. Exit code 1 when\n"
-        "anything does not match.",
+        "anything does not match. A folder that `convert --tp` wrote is verified file by file; the shared file names the seals of all others.",
     .examples =
         "  k3pack verify drafter.k3p\n"
         "  k3pack verify drafter.k3p --source drafter/      also compares every tensor with the checkpoint it was made of",
@@ -54,7 +55,12 @@ int k3_cmd_verify(struct k3_cli *cli, int argc, char **argv) {
   struct k3_verify_result result;
   uint64_t n_equal = 0;
   const char *image = cli->operands[0];
-  enum k3_status status = k3_verify_image(image, cli->n_threads, &cli->progress, &result, &findings, &err);
+  bool split = k3_is_split_folder(image);
+  uint32_t tp = 0;
+  if (split && source)
+    return k3_cli_usage(cli, "--source compares whole images; verify the folder alone");
+  enum k3_status status = split ? k3_verify_split(image, cli->n_threads, &cli->progress, &result, &tp, &findings, &err)
+                                : k3_verify_image(image, cli->n_threads, &cli->progress, &result, &findings, &err);
   if (status == K3_OK && source && findings.n_errors == 0)
     status = compare_with(cli, image, source, &findings, &n_equal, &err);
   if (status != K3_OK) {
@@ -73,6 +79,8 @@ int k3_cmd_verify(struct k3_cli *cli, int argc, char **argv) {
     k3_jsonw_u64(&json, "bad_segments", result.n_bad_segments);
     k3_jsonw_bool(&json, "digests", result.has_digests);
     k3_jsonw_bool(&json, "crc", result.has_crc);
+    if (split)
+      k3_jsonw_u64(&json, "tp", tp);
     if (source)
       k3_jsonw_u64(&json, "equal_to_source", n_equal);
     k3_cli_json_findings(&json, &findings);
@@ -81,11 +89,15 @@ int k3_cmd_verify(struct k3_cli *cli, int argc, char **argv) {
     exit_code = good ? 0 : 1;
     char name[512];
     k3_printable(name, sizeof name, image, strlen(image), 400);
+    if (good && split && !cli->quiet)
+      printf("%s: shared file and %u rank files, ", name, tp);
+    else if (good && !cli->quiet)
+      printf("%s: ", name);
     if (good && !cli->quiet) {
       if (result.has_digests)
-        printf("%s: %llu segments match, seal %s\n", name, (unsigned long long)result.n_segments, result.identity);
+        printf("%llu segments match, seal %s\n", (unsigned long long)result.n_segments, result.identity);
       else
-        printf("%s: seal %s matches; written without digests, so the tensors' bytes are not proven%s\n", name, result.identity,
+        printf("seal %s matches; written without digests, so the tensors' bytes are not proven%s\n", result.identity,
                result.has_crc ? " beyond their CRC-32" : "");
       if (source)
         printf("%s: %llu tensors equal to %s\n", name, (unsigned long long)n_equal, source);

@@ -8,7 +8,7 @@
 
 typedef unsigned long long ull;  // for %llu
 
-enum { MAX_FILE_NAME_NBYTES = 255, MAX_SHARD_NAMES_NBYTES = 512 << 20, MAX_MODEL_DEPTH = 32 };
+enum { MAX_FILE_NAME_NBYTES = 255, MAX_SHARD_NAMES_NBYTES = 512 << 20, MAX_MODEL_DEPTH = 32, MAX_DIGITS = 16, MAX_BLOCK = 1 << 24 };
 
 // ---- sections ----
 
@@ -189,7 +189,7 @@ static enum k3_status read_run(struct k3_mread *reader, const json_t *entry, con
   K3_TRY(k3_mread_as_u64(reader, json_array_get(each, 2), "each", where, run->first + 1, run->first + K3_MANIFEST_MAX_RUN, &end));
   run->n = end - run->first;
   snprintf(brace, sizeof brace, "{%c}", variable[0]);
-  run->before = k3_mread_is_name(pattern) ? pattern : NULL;
+  run->before = k3_mread_is_name(pattern) && strlen(pattern) + MAX_DIGITS <= K3_ST_MAX_NAME_NBYTES ? pattern : NULL;
   const char *at = run->before ? strstr(pattern, brace) : NULL;
   if (!at || strchr(pattern, '{') != at || strchr(at + 1, '{'))
     return k3_mread_fail_kind(reader, where, key, "a name that holds the variable once", json_object_get(entry, key));
@@ -219,8 +219,6 @@ static enum k3_status run_name(struct k3_mread *reader, const struct run *run, u
   *name = text;
   return K3_OK;
 }
-
-enum { MAX_DIGITS = 16 };
 
 // First pass over a list of shards or modules: how many entries it expands to.
 static enum k3_status count_entries(struct k3_mread *reader, const json_t *list, const char *key, const char *where, size_t *n_entries) {
@@ -332,10 +330,12 @@ static enum k3_status read_group(struct k3_mread *reader, const json_t *entry, s
     return K3_MREAD_FAIL(reader, "linears", "one of them", "a group and a block for the scheme %s", linear->scheme);
   if (has_group) {
     linear->block_rows = 1;
-    K3_TRY(k3_mread_u64(reader, entry, "group", "linears", 1, 1 << 24, &linear->block_cols));
+    K3_TRY(k3_mread_u64(reader, entry, "group", "linears", 1, MAX_BLOCK, &linear->block_cols));
   }
   if (has_block) {
     K3_TRY(k3_mread_pair(reader, entry, "block", "linears", 1, block));
+    if (block[0] > MAX_BLOCK || block[1] > MAX_BLOCK)
+      return K3_MREAD_FAIL(reader, "linears", "at most 2^24", "a block of %llu x %llu", (ull)block[0], (ull)block[1]);
     linear->block_rows = block[0];
     linear->block_cols = block[1];
   }
@@ -443,6 +443,40 @@ static enum k3_status read_pairs(struct k3_mread *reader, const json_t *root, co
   return K3_OK;
 }
 
+static bool is_seal(const char *text) {
+  return text && strlen(text) == 64 && strspn(text, "0123456789abcdef") == 64;
+}
+
+static enum k3_status read_split(struct k3_mread *reader, const json_t *root) {
+  struct k3_manifest *m = reader->m;
+  const json_t *split = json_object_get(root, "split"), *ranks;
+  uint64_t tp, rank;
+  if (!split)
+    return K3_OK;
+  if (!json_is_object(split))
+    return k3_mread_fail_kind(reader, NULL, "split", "an object", split);
+  K3_TRY(k3_mread_u64(reader, split, "tp", "split", 1, K3_MANIFEST_MAX_RANKS, &tp));
+  m->tp_size = (uint32_t)tp;
+  K3_TRY(k3_mread_list(reader, split, "ranks", "split", &ranks));
+  if (!ranks) {
+    K3_TRY(k3_mread_u64(reader, split, "rank", "split", 0, tp - 1, &rank));
+    m->tp_rank = (uint32_t)rank;
+    return K3_OK;
+  }
+  if (json_array_size(ranks) != tp)
+    return K3_MREAD_FAIL(reader, "split", "one seal for each rank", "%zu seals for %llu ranks", json_array_size(ranks), (ull)tp);
+  m->rank_seals = k3_mread_alloc(reader, tp, sizeof *m->rank_seals);
+  if (!m->rank_seals)
+    return K3_NO_MEMORY;
+  for (size_t r = 0; r < tp; r++) {
+    const json_t *seal = json_array_get(ranks, r);
+    if (!is_seal(json_string_value(seal)))
+      return k3_mread_fail_kind(reader, "split", "ranks", "seals of 64 hex digits", seal);
+    K3_TRY(k3_mread_keep(reader, json_string_value(seal), &m->rank_seals[r]));
+  }
+  return K3_OK;
+}
+
 static enum k3_status read_manifest(struct k3_mread *reader, const json_t *root) {
   struct k3_manifest *m = reader->m;
   const json_t *version = json_object_get(root, "image_version");
@@ -463,6 +497,7 @@ static enum k3_status read_manifest(struct k3_mread *reader, const json_t *root)
   K3_TRY(read_tensors(reader, root));
   K3_TRY(read_linears(reader, root));
   K3_TRY(read_views(reader, root));
+  K3_TRY(read_split(reader, root));
   K3_TRY(read_pairs(reader, root, "reductions", "producer", "norm", &m->reductions, &m->n_reductions));
   return read_pairs(reader, root, "dropped", "tensor", "why", &m->dropped, &m->n_dropped);
 }

@@ -334,6 +334,22 @@ static void put_sources(struct k3_jsonw *writer, const struct k3_manifest *m) {
   k3_jsonw_end_array(writer);
 }
 
+static void put_split(struct k3_jsonw *writer, const struct k3_manifest *m) {
+  if (m->tp_size == 0)
+    return;
+  k3_jsonw_begin_object(writer, "split");
+  if (!m->rank_seals)
+    k3_jsonw_u64(writer, "rank", m->tp_rank);
+  else
+    k3_jsonw_begin_array(writer, "ranks");
+  for (uint32_t r = 0; m->rank_seals && r < m->tp_size; r++)
+    k3_jsonw_string(writer, NULL, m->rank_seals[r]);
+  if (m->rank_seals)
+    k3_jsonw_end_array(writer);
+  k3_jsonw_u64(writer, "tp", m->tp_size);
+  k3_jsonw_end_object(writer);
+}
+
 static void put_tensors(struct k3_jsonw *writer, const struct k3_manifest *m) {
   static const char *const roles[] = {"core", "optional", "borrowed"}, *const rules[] = {"replicate", "column", "row", "vocab"};
   struct k3_manifest_tensor *tensors = sorted(writer, m->tensors, m->n_tensors, sizeof *tensors, compare_names);
@@ -395,6 +411,7 @@ char *k3_manifest_to_json(const struct k3_manifest *manifest, struct k3_error *e
   put_recipe(&writer, manifest);
   put_pairs(&writer, "reductions", "producer", "norm", manifest->reductions, manifest->n_reductions);
   put_sources(&writer, manifest);
+  put_split(&writer, manifest);
   put_tensors(&writer, manifest);
   k3_jsonw_string(&writer, "tool", manifest->tool ? manifest->tool : "");
   put_views(&writer, manifest);

@@ -9,6 +9,7 @@
 #include "base/file.h"
 #include "base/pool.h"
 #include "formats/image.h"
+#include "loader/split.h"
 
 enum { COPY_NBYTES = 4 << 20 };
 
@@ -214,9 +215,17 @@ enum k3_status k3_export_original(const char *image, const char *folder, const s
   enum k3_status status;
   *result = (struct k3_export_result){0};
   bool created = access(folder, F_OK) != 0;
+  if (k3_is_split_folder(image))
+    return k3_fail(err, K3_UNSUPPORTED, K3_RULE_NONE, image, NULL, "the image of `convert` without --tp",
+                   "a folder cut for tensor parallelism does not export the original");
   K3_TRY_GOTO(status, out, k3_map_file(image, &e.mapping, err));
   K3_TRY_GOTO(status, out, k3_image_open(e.mapping.data, e.mapping.nbytes, image, &e.image, err));
   K3_TRY_GOTO(status, out, k3_open_read(image, &e.fd, NULL, err));
+  if (e.image.manifest.tp_size > 0) {
+    status = k3_fail(err, K3_UNSUPPORTED, K3_RULE_NONE, image, NULL, "the image of `convert` without --tp", "one file of %u ranks holds no whole checkpoint",
+                     e.image.manifest.tp_size);
+    goto out;
+  }
   K3_TRY_GOTO(status, out, check_complete(&e, err));
   K3_TRY_GOTO(status, out, k3_make_folder(folder, err));
   K3_TRY_GOTO(status, out, plan_all(&e, folder, options->replace, err));

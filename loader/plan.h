@@ -43,12 +43,26 @@ struct k3_plan_piece {
   uint32_t tensor : 31, of_target : 1;
 };
 
+// The slice of a source tensor that a rank holds, in rows or columns of its normal shape. Axis 0: all of it.
+struct k3_plan_cut {
+  uint64_t first, n;
+  uint8_t axis;  // 1 rows, 2 columns
+};
+
+// Which file of a folder a plan is of (loader/split.h); tp 0: a whole image.
+struct k3_plan_part {
+  uint32_t tp;
+  int32_t rank;                    // -1: the shared file
+  const char *const *rank_seals;   // [tp] hex, for the shared file
+};
+
 // Where a mapped tensor went: for --dry-run and the manifest.
 struct k3_plan_shard {
   struct k3_mapped mapped;
   uint32_t plan_tensor;
   uint64_t id, row, n_rows;  // of the stacked tensor, in rows of its first dimension
   bool packed;               // the weight of its module instance is packed FP4
+  struct k3_plan_cut cut;
 };
 
 // A verbatim part of a source: bytes [0, nbytes) of a file.
@@ -72,6 +86,7 @@ struct k3_plan {
   const struct k3_recipe *recipe;
   struct k3_mapper mapper;
   struct k3_plan_options options;
+  struct k3_plan_part part;
   struct k3_dspark_model dspark;       // valid for family "k3-dspark"
   struct k3_plan_tensor *tensors;      // [n_tensors]
   size_t n_tensors, tensors_capacity;

@@ -177,6 +177,15 @@ static enum k3_status add_stack(struct layout *l, size_t first, size_t last, str
     const struct k3_st_tensor *t = k3_plan_source_of(plan, &shard->mapped);
     uint64_t own[K3_ST_MAX_RANK + 1];
     unsigned own_rank = k3_plan_normal_shape(plan, shard, own);
+    struct k3_plan_piece piece = {.dst_offset = nbytes,
+                                  .row_nbytes = t->end - t->begin,
+                                  .src_stride = t->end - t->begin,
+                                  .n_rows = 1,
+                                  .tensor = shard->mapped.tensor & 0x7FFFFFFFu,
+                                  .of_target = shard->mapped.of_target};
+    K3_TRY(k3_plan_apply_cut(shard, t, own_rank, own, &piece, err));
+    if (s == first)
+      memcpy(shape, own, rank * sizeof *own);
     if (s > first && shard->id == plan->shards[s - 1].id) {
       k3_findings_report(findings, K3_MAP04, k3_plan_path_of(plan, &shard->mapped), t->name, "each shard id once", "shard %llu a second time",
                          (unsigned long long)shard->id);
@@ -197,13 +206,8 @@ static enum k3_status add_stack(struct layout *l, size_t first, size_t last, str
     if (!k3_add_u64(n_rows, shard->n_rows, &n_rows))
       return k3_fail(err, K3_BAD_INPUT, K3_CNT05, NULL, t->name, NULL, "more rows than a 64-bit number holds");
     K3_TRY(k3_grow(&plan->pieces, &plan->pieces_capacity, plan->n_pieces + 1, sizeof *plan->pieces, err));
-    plan->pieces[plan->n_pieces++] = (struct k3_plan_piece){.dst_offset = nbytes,
-                                                            .row_nbytes = t->end - t->begin,
-                                                            .src_stride = t->end - t->begin,
-                                                            .n_rows = 1,
-                                                            .tensor = shard->mapped.tensor & 0x7FFFFFFFu,
-                                                            .of_target = shard->mapped.of_target};
-    if (!k3_add_u64(nbytes, t->end - t->begin, &nbytes))
+    plan->pieces[plan->n_pieces++] = piece;
+    if (!k3_add_u64(nbytes, piece.row_nbytes * piece.n_rows, &nbytes))
       return k3_fail(err, K3_BAD_INPUT, K3_CNT05, NULL, t->name, NULL, "more bytes than a 64-bit number holds");
   }
   if (stacked)
@@ -337,7 +341,7 @@ static enum k3_status place_body(struct layout *l, struct k3_error *err) {
 }
 
 enum k3_status k3_plan_list_sources(struct k3_plan *plan, struct k3_error *err) {
-  if (plan->sources)
+  if (plan->sources || (plan->part.tp > 0 && plan->part.rank >= 0))  // of a folder, the shared file keeps them
     return K3_OK;
   size_t n = plan->ckpt->n_files + plan->ckpt->n_documents + (plan->target ? plan->target->n_files : 0);
   plan->sources = k3_calloc(n, sizeof *plan->sources, err);

@@ -43,6 +43,8 @@ static enum k3_status list_sources(const struct k3_plan *plan, struct lists *l, 
 static int64_t source_index(const struct k3_plan *plan, const struct lists *l, const struct k3_mapped *mapped) {
   const struct k3_ckpt *ckpt = k3_plan_ckpt(plan, mapped->of_target);
   const struct k3_ckpt_file *file = k3_ckpt_file_of(ckpt, mapped->tensor);
+  if (l->m.n_sources == 0)
+    return -1;  // a rank file: the shared one lists the sources
   if (!mapped->of_target)
     return file - ckpt->files;
   for (size_t s = 0; s < l->m.n_sources; s++) {
@@ -164,6 +166,9 @@ static enum k3_status fill(const struct k3_plan *plan, struct lists *l, struct k
   l->m.dspark = plan->dspark;
   l->m.root = plan->mapper.root ? plan->mapper.root : "";
   l->m.image_root = recipe->image_root;
+  l->m.tp_size = plan->part.tp;
+  l->m.tp_rank = plan->part.rank < 0 ? 0 : (uint32_t)plan->part.rank;
+  l->m.rank_seals = (const char **)(uintptr_t)plan->part.rank_seals;
   l->m.digests = plan->options.digests;
   l->m.crc = plan->options.crc;
   K3_TRY(list_sources(plan, l, err));

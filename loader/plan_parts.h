@@ -34,6 +34,10 @@ enum k3_param k3_plan_image_param(const struct k3_plan_shard *shard);
 // Shape of a source tensor in the image's normal form: scalars [1], channel scales [N, 1], four-dimensional block grids [rows, cols]. Returns the rank.
 unsigned k3_plan_normal_shape(const struct k3_plan *plan, const struct k3_plan_shard *shard, uint64_t shape[K3_ST_MAX_RANK]);
 
+// Applies a shard's cut to its normal shape and to the piece that copies it whole.
+enum k3_status k3_plan_apply_cut(const struct k3_plan_shard *shard, const struct k3_st_tensor *source, unsigned rank, uint64_t *shape,
+                                 struct k3_plan_piece *piece, struct k3_error *err);
+
 static inline const struct k3_st_tensor *k3_plan_source_of(const struct k3_plan *plan, const struct k3_mapped *mapped) {
   return k3_ckpt_tensor(k3_plan_ckpt(plan, mapped->of_target), mapped->tensor);
 }

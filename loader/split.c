@@ -1,0 +1,232 @@
+// From a mapped plan to the plans of a folder's files: which shard goes where, and which slice of it.
+#include "loader/split.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "loader/plan_parts.h"
+#include "quant/slice.h"
+
+enum { SCALE_BLOCK = 128 };  // of a grid of scales whose size does not tell
+
+static bool same_instance(const struct k3_mapped *a, const struct k3_mapped *b) {
+  return a->module == b->module && memcmp(a->index, b->index, sizeof a->index) == 0;
+}
+
+// The weight of a module instance and how its scales lie.
+struct instance {
+  const char *name;  // the weight's
+  uint64_t n_rows, n_cols;
+  uint64_t cols_per_elem;           // 2 when an element holds two codes
+  uint64_t block_rows, block_cols;  // 0: the whole extent shares a scale, or there is none
+  uint64_t scale_rows, scale_cols;
+  bool found;
+};
+
+// Size of a block along an axis of n entries with n_scales scales.
+static uint64_t block_of(uint64_t n, uint64_t n_scales) {
+  if (n_scales == 0 || (n + SCALE_BLOCK - 1) / SCALE_BLOCK == n_scales)
+    return SCALE_BLOCK;
+  return (n + n_scales - 1) / n_scales;
+}
+
+static void look_at_scales(const struct k3_plan *plan, const struct k3_plan_shard *shard, struct instance *w) {
+  uint64_t shape[K3_ST_MAX_RANK + 1];
+  unsigned rank = k3_plan_normal_shape(plan, shard, shape);
+  enum k3_dtype dtype = (enum k3_dtype)k3_plan_source_of(plan, &shard->mapped)->dtype;
+  if (rank != 2)
+    return;  // one for the tensor
+  w->scale_rows = shape[0];
+  w->scale_cols = shape[1];
+  if (shape[0] == w->n_rows && shape[1] == 1 && !shard->packed && dtype != K3_DTYPE_U8 && dtype != K3_DTYPE_F8_E8M0) {
+    w->block_rows = 1;  // one for each row
+  } else if (shape[0] == w->n_rows) {
+    w->block_rows = 1;
+    w->block_cols = shape[1] ? w->n_cols / shape[1] : 0;
+  } else {
+    w->block_rows = block_of(w->n_rows, shape[0]);
+    w->block_cols = block_of(w->n_cols, shape[1]);
+  }
+}
+
+// Shards [first, last) are one instance.
+static struct instance look_at(const struct k3_plan *plan, size_t first, size_t last) {
+  struct instance w = {.cols_per_elem = 1};
+  for (size_t s = first; s < last; s++) {
+    const struct k3_plan_shard *shard = &plan->shards[s];
+    enum k3_param param = k3_plan_image_param(shard);
+    bool weight = param == K3_PARAM_WEIGHT || param == K3_PARAM_WEIGHT_PACKED;
+    if (shard->mapped.param >= K3_PARAM_OF_MODULE)
+      weight = false;
+    if (!weight)
+      continue;
+    uint64_t shape[K3_ST_MAX_RANK + 1];
+    unsigned rank = k3_plan_normal_shape(plan, shard, shape);
+    w.cols_per_elem = shard->packed ? 2 : 1;
+    w.n_rows = rank > 0 ? shape[0] : 1;
+    w.n_cols = rank > 1 ? shape[1] * w.cols_per_elem : 0;
+    w.name = k3_plan_source_of(plan, &shard->mapped)->name;
+    w.found = rank == 2;
+  }
+  for (size_t s = first; s < last && w.found; s++) {
+    if (k3_plan_image_param(&plan->shards[s]) == K3_PARAM_WEIGHT_SCALE)
+      look_at_scales(plan, &plan->shards[s], &w);
+  }
+  return w;
+}
+
+// Attention heads stay whole.
+static enum k3_status heads_of(const struct k3_plan *plan, const struct k3_recipe_module *module, uint64_t *n_units, struct k3_error *err) {
+  *n_units = 0;
+  if (!strstr(module->name, "self_attn.") || module->tp == K3_TP_VOCAB)
+    return K3_OK;
+  return k3_recipe_eval(plan->recipe, plan->mapper.config, "num_attention_heads", NULL, n_units, err);
+}
+
+static bool is_kept_whole(enum k3_param param) {
+  return param == K3_PARAM_WEIGHT_GLOBAL_SCALE || param == K3_PARAM_INPUT_SCALE || param == K3_PARAM_INPUT_GLOBAL_SCALE;
+}
+
+static enum k3_status cut_shard(const struct instance *w, enum k3_tp_rule rule, const struct k3_slice *slice, enum k3_param param,
+                                const struct k3_st_tensor *source, struct k3_plan_cut *cut, struct k3_error *err) {
+  bool rows = rule != K3_TP_ROW;
+  *cut = (struct k3_plan_cut){0};
+  if (is_kept_whole(param))
+    return K3_OK;
+  switch (param) {
+    case K3_PARAM_WEIGHT:
+    case K3_PARAM_WEIGHT_PACKED:
+      *cut = rows ? (struct k3_plan_cut){slice->first, slice->n, 1}
+                  : (struct k3_plan_cut){slice->first / w->cols_per_elem, slice->n / w->cols_per_elem, 2};
+      return K3_OK;
+    case K3_PARAM_WEIGHT_SCALE:
+      if (rows && w->block_rows)
+        *cut = (struct k3_plan_cut){slice->first / w->block_rows, slice->n / w->block_rows, 1};
+      else if (!rows && w->block_cols)
+        *cut = (struct k3_plan_cut){slice->first / w->block_cols, slice->n / w->block_cols, 2};
+      return K3_OK;
+    case K3_PARAM_BIAS:
+      if (rows)
+        *cut = (struct k3_plan_cut){slice->first, slice->n, 1};
+      return K3_OK;
+    default:
+      return k3_fail(err, K3_UNSUPPORTED, K3_PCK05, NULL, source->name, "weight, scales and bias", "there is no rule how to cut this parameter");
+  }
+}
+
+static enum k3_param bias_or_param(const struct k3_plan *plan, const struct k3_plan_shard *shard) {
+  unsigned param = shard->mapped.param;
+  if (param < K3_PARAM_OF_MODULE)
+    return k3_plan_image_param(shard);
+  const char *name = plan->recipe->modules[shard->mapped.module].params[param - K3_PARAM_OF_MODULE].name;
+  return strcmp(name, "bias") == 0 ? K3_PARAM_BIAS : strcmp(name, "weight") == 0 ? K3_PARAM_WEIGHT : (enum k3_param)param;
+}
+
+// Adds the shards of one instance that belong to the part, with their cuts.
+static enum k3_status add_instance(const struct k3_plan *mapped, size_t first, size_t last, struct k3_plan *part, struct k3_error *err) {
+  const struct k3_recipe_module *module =
+      mapped->shards[first].mapped.module == K3_MODULE_CARRY ? NULL : &mapped->recipe->modules[mapped->shards[first].mapped.module];
+  enum k3_tp_rule rule = module ? module->tp : K3_TP_REPLICATE;
+  bool shared = part->part.rank < 0;
+  struct instance w = {0};
+  struct k3_slice slice = {0};
+  if (rule != K3_TP_REPLICATE) {
+    uint64_t n_units;
+    w = look_at(mapped, first, last);
+    K3_TRY(heads_of(mapped, module, &n_units, err));
+    if (!w.found)
+      return k3_fail(err, K3_UNSUPPORTED, K3_PCK05, NULL, k3_plan_source_of(mapped, &mapped->shards[first].mapped)->name,
+                     "a weight with two dimensions", "a module without one cannot be cut");
+    bool rows = rule != K3_TP_ROW;
+    K3_TRY(k3_slice_of(rows ? w.n_rows : w.n_cols, n_units, rows ? w.block_rows : w.block_cols, part->part.tp, shared ? 0 : (uint32_t)part->part.rank,
+                       w.name, rows ? "rows" : "columns", &slice, err));
+  }
+  for (size_t s = first; s < last; s++) {
+    struct k3_plan_shard shard = mapped->shards[s];
+    enum k3_param param = module ? bias_or_param(mapped, &shard) : K3_PARAM_WEIGHT;
+    bool split = rule != K3_TP_REPLICATE && !(rule == K3_TP_ROW && param == K3_PARAM_BIAS);
+    if (split == shared)
+      continue;
+    if (split)
+      K3_TRY(cut_shard(&w, rule, &slice, param, k3_plan_source_of(mapped, &shard.mapped), &shard.cut, err));
+    part->shards[part->n_shards++] = shard;
+  }
+  return K3_OK;
+}
+
+static enum k3_status fill_part(const struct k3_plan *mapped, struct k3_plan *part, struct k3_findings *findings, struct k3_error *err) {
+  bool any = false;
+  for (size_t m = 0; m < mapped->recipe->n_modules; m++)
+    any |= mapped->recipe->modules[m].tp != K3_TP_REPLICATE;
+  if (!any)
+    return k3_fail(err, K3_UNSUPPORTED, K3_PCK05, NULL, NULL, "a recipe with tensor-parallel rules", "the recipe %s splits nothing",
+                   mapped->recipe->name);
+  part->shards = k3_calloc(mapped->n_shards, sizeof *part->shards, err);
+  if (!part->shards)
+    return K3_NO_MEMORY;
+  for (size_t first = 0, last; first < mapped->n_shards; first = last) {
+    last = first + 1;
+    while (last < mapped->n_shards && same_instance(&mapped->shards[first].mapped, &mapped->shards[last].mapped))
+      last++;
+    K3_TRY(add_instance(mapped, first, last, part, err));
+  }
+  if (part->part.rank < 0 && mapped->n_dropped > 0) {
+    part->dropped = k3_calloc(mapped->n_dropped, sizeof *part->dropped, err);
+    if (!part->dropped)
+      return K3_NO_MEMORY;
+    memcpy(part->dropped, mapped->dropped, mapped->n_dropped * sizeof *part->dropped);
+    part->n_dropped = mapped->n_dropped;
+  }
+  if (part->part.rank < 0 && mapped->sources) {
+    part->sources = k3_calloc(mapped->n_sources, sizeof *part->sources, err);
+    if (!part->sources)
+      return K3_NO_MEMORY;
+    memcpy(part->sources, mapped->sources, mapped->n_sources * sizeof *part->sources);
+    part->n_sources = mapped->n_sources;
+  }
+  return k3_plan_layout(part, findings, err);
+}
+
+enum k3_status k3_split_part(const struct k3_plan *mapped, uint32_t tp, int32_t rank, const char *const *rank_seals, struct k3_plan *part,
+                             struct k3_findings *findings, struct k3_error *err) {
+  *part = (struct k3_plan){.ckpt = mapped->ckpt,
+                           .target = mapped->target,
+                           .recipe = mapped->recipe,
+                           .mapper = mapped->mapper,
+                           .options = mapped->options,
+                           .part = {tp, rank, rank < 0 ? rank_seals : NULL},
+                           .dspark = mapped->dspark};
+  enum k3_status status = fill_part(mapped, part, findings, err);
+  if (status != K3_OK)
+    k3_split_part_free(part);
+  return status;
+}
+
+void k3_split_part_free(struct k3_plan *part) {
+  part->mapper = (struct k3_mapper){0};  // the mapped plan's
+  k3_plan_free(part);
+}
+
+enum k3_status k3_plan_apply_cut(const struct k3_plan_shard *shard, const struct k3_st_tensor *source, unsigned rank, uint64_t *shape,
+                                 struct k3_plan_piece *piece, struct k3_error *err) {
+  const struct k3_plan_cut *cut = &shard->cut;
+  if (cut->axis == 0)
+    return K3_OK;
+  uint64_t n_rows = rank > 0 ? shape[0] : 1, nbytes = source->end - source->begin, row_nbytes = n_rows ? nbytes / n_rows : 0;
+  uint64_t bits = k3_dtype_bits((enum k3_dtype)source->dtype);
+  bool fits = cut->axis == 1 ? rank >= 1 && cut->first + cut->n <= n_rows
+                             : rank == 2 && cut->first + cut->n <= shape[1] && cut->first * bits % 8 == 0 && cut->n * bits % 8 == 0;
+  if (!fits || n_rows > UINT32_MAX)
+    return k3_fail(err, K3_UNSUPPORTED, K3_PCK05, NULL, source->name, NULL, "the tensor has no such slice");
+  if (cut->axis == 1) {
+    piece->src_offset = cut->first * row_nbytes;
+    piece->row_nbytes = piece->src_stride = cut->n * row_nbytes;
+  } else {
+    piece->src_offset = cut->first * bits / 8;
+    piece->row_nbytes = cut->n * bits / 8;
+    piece->src_stride = row_nbytes;
+    piece->n_rows = (uint32_t)n_rows;
+  }
+  shape[cut->axis - 1] = cut->n;
+  return K3_OK;
+}
