@@ -57,7 +57,7 @@ void k3_quant_store_float(enum k3_dtype dtype, void *dst, uint64_t i, float valu
 }
 
 void k3_quant_encode_e4m3(enum k3_dtype src_dtype, const void *src, size_t n, float scale, uint8_t *dst) {
-  k3_quant_kernels()->encode_e4m3(src_dtype, src, n, scale, dst);
+  k3_quant_kernels()->encode_e4m3(src_dtype, src, 1, 0, n, scale, dst);
 }
 
 void k3_quant_encode_nvfp4(enum k3_nvfp4_mode mode, float second, enum k3_dtype src_dtype, const void *src, size_t n_blocks, uint8_t *scales,
@@ -73,28 +73,54 @@ void k3_quant_encode_mxfp8(enum k3_mx_mode mode, enum k3_dtype src_dtype, const 
   k3_quant_kernels()->encode_mxfp8(mode, src_dtype, src, n_blocks, scales, codes);
 }
 
-// FP8 with a scale per region. The regions of one band of rows follow one another; a region's rows are read twice, the second time from cache.
+static uint64_t least_u64(uint64_t a, uint64_t b) {
+  return a < b ? a : b;
+}
+
+// FP8 with a scale per region of band_rows x block_cols. A panel of a few regions is read twice, row by row for the amax and region by region for the
+// codes: narrow enough that the second reading comes from the cache, wide enough that the first is sequential.
+enum { PANEL_REGIONS = 8 };
+
+struct fp8_band {
+  const uint8_t *src;  // first row of the band
+  uint8_t *weight;
+  uint64_t n_rows, n_cols, block_cols;
+};
+
+static void encode_fp8_panel(const struct k3_quant_encoder *encoder, const struct fp8_band *band, uint64_t first_region, uint64_t n_regions,
+                             float scales[PANEL_REGIONS]) {
+  const struct k3_quant_kernels *kernels = k3_quant_kernels();
+  uint64_t elem_nbytes = k3_dtype_bits(encoder->src_dtype) / 8;
+  uint32_t amax_bits[PANEL_REGIONS] = {0};
+  for (uint64_t row = 0; row < band->n_rows; row++) {
+    for (uint64_t r = 0; r < n_regions; r++) {
+      uint64_t col = (first_region + r) * band->block_cols, n_run = least_u64(band->block_cols, band->n_cols - col);
+      uint32_t bits = kernels->amax_bits(encoder->src_dtype, band->src + (row * band->n_cols + col) * elem_nbytes, (size_t)n_run);
+      amax_bits[r] = bits > amax_bits[r] ? bits : amax_bits[r];
+    }
+  }
+  for (uint64_t r = 0; r < n_regions; r++) {
+    uint64_t col = (first_region + r) * band->block_cols, n_run = least_u64(band->block_cols, band->n_cols - col);
+    scales[r] = k3_fp8_scale(k3_f32_from_bits(amax_bits[r]), encoder->scheme.scale_dtype);
+    kernels->encode_e4m3(encoder->src_dtype, band->src + col * elem_nbytes, (size_t)band->n_rows, (size_t)band->n_cols, (size_t)n_run, scales[r],
+                         band->weight + col);
+  }
+}
+
 static void encode_fp8_bands(const struct k3_quant_encoder *encoder, const uint8_t *src, uint64_t n_rows, uint64_t n_cols, uint8_t *weight,
                              void *scale) {
-  const struct k3_quant_kernels *kernels = k3_quant_kernels();
   const struct k3_quant_scheme *scheme = &encoder->scheme;
   uint64_t elem_nbytes = k3_dtype_bits(encoder->src_dtype) / 8, scale_index = 0;
   uint64_t band_rows = scheme->block_rows ? scheme->block_rows : n_rows, block_cols = scheme->block_cols ? scheme->block_cols : n_cols;
+  uint64_t n_regions = n_cols ? k3_ceil_div_u64(n_cols, block_cols) : 0;
   for (uint64_t row = 0; row < n_rows; row += band_rows) {
-    uint64_t row_end = n_rows - row < band_rows ? n_rows : row + band_rows;
-    for (uint64_t col = 0; col < n_cols; col += block_cols) {
-      size_t n_run = (size_t)(n_cols - col < block_cols ? n_cols - col : block_cols);
-      uint32_t amax_bits = 0;
-      for (uint64_t r = row; r < row_end; r++) {
-        uint32_t bits = kernels->amax_bits(encoder->src_dtype, src + (r * n_cols + col) * elem_nbytes, n_run);
-        amax_bits = bits > amax_bits ? bits : amax_bits;
-      }
-      float region_scale = k3_fp8_scale(k3_f32_from_bits(amax_bits), scheme->scale_dtype);
-      for (uint64_t r = row; r < row_end; r++) {
-        uint64_t at = r * n_cols + col;
-        kernels->encode_e4m3(encoder->src_dtype, src + at * elem_nbytes, n_run, region_scale, weight + at);
-      }
-      k3_quant_store_float(scheme->scale_dtype, scale, scale_index++, region_scale);
+    struct fp8_band band = {src + row * n_cols * elem_nbytes, weight + row * n_cols, least_u64(band_rows, n_rows - row), n_cols, block_cols};
+    for (uint64_t region = 0; region < n_regions; region += PANEL_REGIONS) {
+      float scales[PANEL_REGIONS];
+      uint64_t n_panel = least_u64(PANEL_REGIONS, n_regions - region);
+      encode_fp8_panel(encoder, &band, region, n_panel, scales);
+      for (uint64_t r = 0; r < n_panel; r++)
+        k3_quant_store_float(scheme->scale_dtype, scale, scale_index++, scales[r]);
     }
   }
 }

@@ -52,10 +52,6 @@ static inline uint8_t k3_nvfp4_block(enum k3_nvfp4_mode mode, float second, floa
   return byte;
 }
 
-static inline uint8_t k3_e4m3_quotient(float value, float scale) {
-  return k3_e4m3_from_f32(value / scale);
-}
-
 // E2M1 code of a quotient. Ties to even, or toward zero; exact zeros of either sign give 0, or 8.
 static inline uint8_t k3_fp4_code(float quotient, bool ties_toward_zero, bool zero_is_negative) {
   if (isnan(quotient))

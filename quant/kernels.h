@@ -18,14 +18,18 @@ struct k3_quant_kernels {
   void (*decode_e2m1)(const uint8_t *src, size_t n_blocks, size_t block_elems, const float *scales, float *dst);
   // F32 bits of the largest magnitude; NaN is above everything.
   uint32_t (*amax_bits)(enum k3_dtype dtype, const void *src, size_t n);
+  // n_rows runs of n weights with one scale; row r begins at element r * stride of src and of dst.
+  void (*encode_e4m3)(enum k3_dtype dtype, const void *src, size_t n_rows, size_t stride, size_t n, float scale, uint8_t *dst);
   // As the functions of quant/encode.h.
-  void (*encode_e4m3)(enum k3_dtype dtype, const void *src, size_t n, float scale, uint8_t *dst);
   void (*encode_nvfp4)(enum k3_nvfp4_mode mode, float second, enum k3_dtype dtype, const void *src, size_t n_blocks, uint8_t *scales, uint8_t *codes);
   void (*encode_mxfp4)(enum k3_mx_mode mode, enum k3_dtype dtype, const void *src, size_t n_blocks, uint8_t *scales, uint8_t *codes);
   void (*encode_mxfp8)(enum k3_mx_mode mode, enum k3_dtype dtype, const void *src, size_t n_blocks, uint8_t *scales, uint8_t *codes);
+  // One tile of quant/dot.h: n <= K3_DOT_TILE.
+  float (*dot_f32)(const float *weight, const float *x, size_t n);
+  float (*dot_bf16)(const void *weight, const float *x, size_t n);
 };
 
-extern const struct k3_quant_kernels K3_QUANT_KERNELS_SCALAR;
+extern const struct k3_quant_kernels K3_QUANT_KERNELS_SCALAR, K3_QUANT_KERNELS_AVX2, K3_QUANT_KERNELS_AVX512;  // the last two: x86-64
 
 // The table in use: the best this machine has (base/cpu.h), or what k3_quant_set_simd asked for.
 const struct k3_quant_kernels *k3_quant_kernels(void);

@@ -1,6 +1,7 @@
 // The reference: every SIMD table must give these bits.
 #include <string.h>
 
+#include "quant/dot.h"
 #include "quant/encode_math.h"
 #include "quant/kernels.h"
 
@@ -38,9 +39,11 @@ static uint32_t amax_bits(enum k3_dtype dtype, const void *src, size_t n) {
   return largest;
 }
 
-static void encode_e4m3(enum k3_dtype dtype, const void *src, size_t n, float scale, uint8_t *dst) {
-  for (size_t i = 0; i < n; i++)
-    dst[i] = k3_e4m3_quotient(k3_load_float(dtype, src, i), scale);
+static void encode_e4m3(enum k3_dtype dtype, const void *src, size_t n_rows, size_t stride, size_t n, float scale, uint8_t *dst) {
+  for (size_t row = 0; row < n_rows; row++) {
+    for (size_t i = row * stride; i < row * stride + n; i++)
+      dst[i] = k3_e4m3_from_f32(k3_load_float(dtype, src, i) / scale);
+  }
 }
 
 static const void *element(enum k3_dtype dtype, const void *src, size_t i) {
@@ -79,8 +82,32 @@ static void encode_mxfp8(enum k3_mx_mode mode, enum k3_dtype dtype, const void *
   for (size_t b = 0; b < n_blocks; b++) {
     const void *block = element(dtype, src, 32 * b);
     scales[b] = k3_mx_scale_byte(mode, K3_MX_E4M3, amax_bits(dtype, block, 32));
-    encode_e4m3(dtype, block, 32, k3_f32_from_e8m0(scales[b]), codes + 32 * b);
+    encode_e4m3(dtype, block, 1, 0, 32, k3_f32_from_e8m0(scales[b]), codes + 32 * b);
   }
+}
+
+// The last, short group of 32 is filled with zeros, here as in the SIMD tables, so that all see the same additions.
+static float fold(float *sums) {
+  for (size_t half = 16; half > 0; half /= 2) {
+    for (size_t lane = 0; lane < half; lane++)
+      sums[lane] += sums[lane + half];
+  }
+  return sums[0];
+}
+
+static float dot_f32(const float *weight, const float *x, size_t n) {
+  float sums[32] = {0};
+  for (size_t i = 0; i < n; i++)
+    sums[i % 32] = fmaf(weight[i], x[i], sums[i % 32]);
+  for (size_t i = n; i % 32; i++)
+    sums[i % 32] = fmaf(0.0f, 0.0f, sums[i % 32]);
+  return fold(sums);
+}
+
+static float dot_bf16(const void *weight, const float *x, size_t n) {
+  float wide[K3_DOT_TILE];
+  widen(K3_DTYPE_BF16, weight, n, wide);
+  return dot_f32(wide, x, n);
 }
 
 const struct k3_quant_kernels K3_QUANT_KERNELS_SCALAR = {
@@ -92,4 +119,6 @@ const struct k3_quant_kernels K3_QUANT_KERNELS_SCALAR = {
     .encode_nvfp4 = encode_nvfp4,
     .encode_mxfp4 = encode_mxfp4,
     .encode_mxfp8 = encode_mxfp8,
+    .dot_f32 = dot_f32,
+    .dot_bf16 = dot_bf16,
 };
