@@ -22,6 +22,8 @@ struct k3_backend_ops {
   void (*release)(struct k3_backend *backend, void *memory);
   // Host bytes to backend memory (setting up, not in a step).
   enum k3_status (*upload)(struct k3_backend *backend, void *dst, const void *src, size_t nbytes, struct k3_error *err);
+  // Backend memory to host bytes, when every step that was begun before is done.
+  enum k3_status (*download)(struct k3_backend *backend, void *dst, const void *src, size_t nbytes, struct k3_error *err);
   // (optional) Brings the weights to the device: replaces every address of shards and vectors. NULL: they are used where they lie.
   enum k3_status (*place)(struct k3_backend *backend, struct k3_weights *weights, struct k3_progress *progress, struct k3_error *err);
   enum k3_status (*exec_create)(struct k3_backend *backend, const struct k3_exec_options *options, struct k3_exec **exec, struct k3_error *err);

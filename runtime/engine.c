@@ -3,10 +3,11 @@
 #include <string.h>
 
 #include "base/hash.h"
+#include "runtime/cuda_loader.h"
 
 static enum k3_status check_options(const struct k3_engine_options *options, struct k3_error *err) {
-  if (options->backend && strcmp(options->backend, "cpu") != 0)
-    return k3_fail(err, K3_UNSUPPORTED, K3_RULE_NONE, NULL, NULL, "cpu", "this build has no backend \"%s\"", options->backend);
+  if (options->backend && strcmp(options->backend, "cpu") != 0 && strcmp(options->backend, "cuda") != 0)
+    return k3_fail(err, K3_UNSUPPORTED, K3_RULE_NONE, NULL, NULL, "cpu or cuda", "there is no backend \"%s\"", options->backend);
   if (options->tp_size > 1)
     return k3_fail(err, K3_UNSUPPORTED, K3_RULE_NONE, NULL, NULL, "tensor-parallel size 1", "tensor-parallel size %d", options->tp_size);
   return K3_OK;
@@ -67,6 +68,7 @@ static void describe(struct k3_engine *engine) {
       .latent_rank = m->kv_lora_rank,
       .vocab_size = m->vocab_size,
       .block_width = m->block_width,
+      .image_block_width = engine->image->manifest.dspark.block_width,
       .max_positions = m->max_position_embeddings,
       .mask_token_id = m->mask_token_id,
       .memory = engine->backend->memory,
@@ -78,6 +80,14 @@ static void describe(struct k3_engine *engine) {
       .draft_nbytes = k3_weights_draft_nbytes(w, m),
   };
   k3_hex(engine->info.identity, engine->image->identity);
+}
+
+static enum k3_status create_backend(struct k3_engine *engine, const struct k3_engine_options *options, struct k3_error *err) {
+  const bool bf16 = !engine->weights.all_f32;
+  if (options->backend && strcmp(options->backend, "cuda") == 0)
+    return k3_cuda_backend_open(&(struct k3_cuda_options){.device = options->device, .bf16 = bf16}, &engine->backend, err);
+  engine->backend = k3_cpu_backend_create(bf16, err);
+  return engine->backend ? K3_OK : K3_NO_MEMORY;
 }
 
 static enum k3_status open_image(struct k3_engine *engine, const struct k3_engine_options *options, struct k3_error *err) {
@@ -94,9 +104,7 @@ static enum k3_status open_image(struct k3_engine *engine, const struct k3_engin
   if (options->check_digests)
     K3_TRY(check_digests(engine->image, options->progress, err));
   K3_TRY(k3_weights_bind(engine->image, &engine->model, &options->embed_tokens, &options->lm_head, &engine->weights, err));
-  engine->backend = k3_cpu_backend_create(!engine->weights.all_f32, err);
-  if (!engine->backend)
-    return K3_NO_MEMORY;
+  K3_TRY(create_backend(engine, options, err));
   if (engine->backend->ops->place) {
     K3_TRY(engine->backend->ops->place(engine->backend, &engine->weights, options->progress, err));
     k3_weights_link_context(&engine->weights, &engine->model);
@@ -163,4 +171,22 @@ void k3_engine_free(struct k3_engine *engine) {
 
 const struct k3_engine_info *k3_engine_info(const struct k3_engine *engine) {
   return &engine->info;
+}
+
+enum k3_status k3_memory_create(struct k3_engine *engine, size_t nbytes, void **memory, struct k3_error *err) {
+  *memory = NULL;
+  return engine->backend->ops->alloc(engine->backend, nbytes, memory, err);
+}
+
+void k3_memory_free(struct k3_engine *engine, void *memory) {
+  if (memory)
+    engine->backend->ops->release(engine->backend, memory);
+}
+
+enum k3_status k3_memory_write(struct k3_engine *engine, void *dst, const void *host_src, size_t nbytes, struct k3_error *err) {
+  return engine->backend->ops->upload(engine->backend, dst, host_src, nbytes, err);
+}
+
+enum k3_status k3_memory_read(struct k3_engine *engine, void *host_dst, const void *src, size_t nbytes, struct k3_error *err) {
+  return engine->backend->ops->download(engine->backend, host_dst, src, nbytes, err);
 }

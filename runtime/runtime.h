@@ -33,7 +33,7 @@ struct k3_array {
 };
 
 struct k3_engine_options {     // all zero is a good start
-  const char *backend;         // "cpu" (also NULL)
+  const char *backend;         // "cpu" (also NULL), or "cuda": K3_UNSUPPORTED with what is missing where plug-in, driver or device are
   int device;                  // number of the GPU
   int tp_rank, tp_size;        // tensor parallel; size 0 means 1
   struct k3_comm *comm;        // the ranks' communicator; NULL with one rank
@@ -45,7 +45,8 @@ struct k3_engine_options {     // all zero is a good start
 };
 
 struct k3_engine_info {
-  uint64_t hidden_size, target_hidden_size, n_taps, n_layers, row_width, latent_rank, vocab_size, block_width, max_positions, mask_token_id;
+  uint64_t hidden_size, target_hidden_size, n_taps, n_layers, row_width, latent_rank, vocab_size, max_positions, mask_token_id;
+  uint64_t block_width, image_block_width;       // T in use, and the one the image was made for
   enum k3_memory memory;            // where arrays and caches must lie
   enum k3_dtype activation_dtype;   // F32 or BF16: also the natural dtype of the cache
   bool has_embedding, has_head, has_confidence;  // without embedding or head a draft is refused
@@ -59,6 +60,13 @@ struct k3_engine;
 K3_API struct k3_engine *k3_engine_open(const char *image_path, const struct k3_engine_options *options, struct k3_error *err);
 K3_API void k3_engine_free(struct k3_engine *engine);  // after its sessions
 K3_API const struct k3_engine_info *k3_engine_info(const struct k3_engine *engine);
+
+// For callers without an allocator of their own: memory that arrays and caches may lie in (k3_engine_info.memory), zeroed, and copies between it and
+// the host. A read waits for the calls that were made before.
+K3_API enum k3_status k3_memory_create(struct k3_engine *engine, size_t nbytes, void **memory, struct k3_error *err);
+K3_API void k3_memory_free(struct k3_engine *engine, void *memory);  // NULL is a no-op
+K3_API enum k3_status k3_memory_write(struct k3_engine *engine, void *dst, const void *host_src, size_t nbytes, struct k3_error *err);
+K3_API enum k3_status k3_memory_read(struct k3_engine *engine, void *host_dst, const void *src, size_t nbytes, struct k3_error *err);
 
 // A paged latent cache, described by its owner; one row per token and layer: latent values, then the rotated key, E elements.
 //   address of layer i, slot s: layers[i] + (s / block_size) * block_nbytes + (s % block_size) * row_nbytes
@@ -81,6 +89,9 @@ struct k3_session_options {
   uint64_t max_keys;          // longest sequence, m + T; 0: the model's limit
   int n_threads;              // CPU; 0: one per CPU this process may run on. Results do not depend on it
   struct k3_progress *progress;  // counts weight bytes read by each call; NULL: nobody watches
+  // For measurements: called after each step of the forward with its name and the weight bytes it read. NULL: nobody measures.
+  void (*step_done)(void *step_ctx, const char *step, uint64_t weight_nbytes);
+  void *step_ctx;
 };
 struct k3_session;
 K3_API struct k3_session *k3_session_create(struct k3_engine *engine, const struct k3_session_options *options, struct k3_error *err);

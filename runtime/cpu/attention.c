@@ -86,7 +86,7 @@ static enum k3_status attend_head(void *ctx, int worker, uint64_t item, struct k
     for (uint64_t t = 0; t < T; t++) {
       const float *query = (const float *)p->query + ((request * T + t) * p->n_heads + head) * E;
       bool visible = !p->causal || key <= anchor + t;
-      scores[t * n_keys + key] = visible ? p->scale * k3_cpu_dot(query, key_row, E) : -INFINITY;
+      scores[t * n_keys + key] = visible ? p->scale * k3_dot_f32(query, key_row, E) : -INFINITY;
     }
   }
   for (uint64_t t = 0; t < T; t++) {
@@ -120,7 +120,7 @@ static enum k3_status expand_head(void *ctx, int worker, uint64_t head, struct k
   for (uint64_t v = 0; v < p->v_width; v++) {
     k3_cpu_decode_row(p->kv_b, head * (p->nope_width + p->v_width) + p->nope_width + v, value_row);
     for (uint64_t row = 0; row < p->n_requests * p->block_width; row++) {
-      float sum = k3_cpu_dot((const float *)p->latent + (row * p->n_heads + head) * p->latent_rank, value_row, p->latent_rank);
+      float sum = k3_dot_f32((const float *)p->latent + (row * p->n_heads + head) * p->latent_rank, value_row, p->latent_rank);
       if (c->exec->bf16)
         k3_cpu_round_bf16(&sum, 1);
       ((float *)p->out)[(row * p->n_heads + head) * p->v_width + v] = sum;

@@ -52,7 +52,7 @@ static enum k3_status exec_create(struct k3_backend *backend, const struct k3_ex
   size_t n_threads = (size_t)k3_pool_n_threads(exec->pool);
   uint64_t score_elems;
   // A product needs a tile and its partial sums, everything else one decoded row.
-  exec->scratch_elems = max_u64(K3_CPU_TILE + options->max_rows * K3_CPU_LANES, max_u64(options->max_cols, options->row_width));
+  exec->scratch_elems = max_u64(K3_DOT_TILE + options->max_rows, max_u64(options->max_cols, options->row_width));
   if (!k3_mul_u64(options->block_width, options->max_keys, &score_elems) || score_elems > SIZE_MAX / sizeof(float) / n_threads) {
     status = k3_fail(err, K3_BAD_ARGUMENT, K3_RULE_NONE, NULL, NULL, "a smaller max_keys", "%llu keys are too many", (unsigned long long)options->max_keys);
     goto failed;
@@ -78,6 +78,7 @@ static const struct k3_backend_ops OPS = {
     .alloc = alloc,
     .release = release,
     .upload = upload,
+    .download = upload,  // one memory: both are a copy
     .exec_create = exec_create,
     .exec_destroy = exec_destroy,
 #define K3_CPU_ENTRY(step) .step = k3_cpu_##step,

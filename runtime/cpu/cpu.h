@@ -6,13 +6,10 @@
 #include <string.h>
 
 #include "base/pool.h"
+#include "quant/dot.h"
 #include "runtime/backend.h"
 
-enum {
-  K3_CPU_LANES = 16,         // partial sums of a dot product
-  K3_CPU_TILE = 1024,        // columns of a weight row that are decoded at a time
-  K3_CPU_VOCAB_CHUNK = 256,  // ids of one work item of the Markov loop
-};
+enum { K3_CPU_VOCAB_CHUNK = 256 };  // ids of one work item of the Markov loop
 
 struct k3_exec {
   struct k3_pool *pool;
@@ -44,10 +41,8 @@ void k3_cpu_cache_write(const struct k3_cache *cache, uint64_t layer, uint64_t s
 // In place: to the nearest BF16, ties to even.
 void k3_cpu_round_bf16(float *values, uint64_t n);
 
-// linear.c
-// Sum of a[i] * b[i] in a fixed order: sixteen partial sums, then pairwise.
-float k3_cpu_dot(const float *a, const float *b, uint64_t n);
-// y[r, o] = sum_c x[r, c] * W[o, c], each row of W read once for all n rows of x. y is rounded to BF16 when `round` is set.
+// linear.c. Every dot product is k3_dot_f32's sum, whose order is fixed.
+// y[r, o] = sum_c x[r, c] * W[o, c], each row of W read and decoded once for all n rows of x. y is rounded to BF16 when `round` is set.
 enum k3_status k3_cpu_matmul(struct k3_exec *exec, const struct k3_matrix *w, const float *x, uint64_t n, float *y, bool round, struct k3_error *err);
 // dst = rms(src) * gain: x / sqrt(mean(x^2) + eps), rounded, times gain, rounded. dst may be src.
 void k3_cpu_rms_norm(const struct k3_exec *exec, const float *src, const struct k3_vector *gain, float eps, float *dst);

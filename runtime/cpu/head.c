@@ -34,7 +34,7 @@ static enum k3_status bias_chunk(void *ctx, int worker, uint64_t item, struct k3
     k3_cpu_decode_row(p->w2, id, w2_row);
     for (uint64_t b = 0; b < p->n_requests; b++) {
       uint64_t row = b * p->block_width + c->k;
-      float logit = p->base_logits[row * p->vocab_size + id] + p->scale * k3_cpu_dot(c->embeddings + b * p->rank, w2_row, p->rank);
+      float logit = p->base_logits[row * p->vocab_size + id] + p->scale * k3_dot_f32(c->embeddings + b * p->rank, w2_row, p->rank);
       if (p->out_logits)
         *(float *)((unsigned char *)p->out_logits + row * p->out_row_nbytes + id * sizeof(float)) = logit;
       if (logit > maxima[b].value || maxima[b].id < 0)
@@ -49,9 +49,9 @@ static enum k3_status bias_chunk(void *ctx, int worker, uint64_t item, struct k3
 static float confidence_of(const struct markov *c, uint64_t b, float *weights) {
   const struct k3_markov *p = c->p;
   k3_cpu_decode_row(p->confidence, 0, weights);
-  float logit = k3_cpu_dot(weights, (const float *)p->hidden + (b * p->block_width + c->k) * p->hidden_size, p->hidden_size);
+  float logit = k3_dot_f32(weights, (const float *)p->hidden + (b * p->block_width + c->k) * p->hidden_size, p->hidden_size);
   if (p->confidence_with_markov)
-    logit += k3_cpu_dot(weights + p->hidden_size, c->embeddings + b * p->rank, p->rank);
+    logit += k3_dot_f32(weights + p->hidden_size, c->embeddings + b * p->rank, p->rank);
   logit += k3_load_float(p->confidence_bias->dtype, p->confidence_bias->data, 0);
   return 1 / (1 + expf(-logit));
 }

@@ -4,34 +4,6 @@
 
 enum { ROWS_PER_ITEM = 16 };  // weight rows of one work item
 
-// Adds a[i] * b[i] to lane i mod 16. Compilers make vector code of the inner loop without being allowed to reorder anything.
-static void dot_lanes(const float *restrict a, const float *restrict b, uint64_t n, float *restrict lanes) {
-  float sums[K3_CPU_LANES];
-  memcpy(sums, lanes, sizeof sums);
-  uint64_t i = 0;
-  for (; i + K3_CPU_LANES <= n; i += K3_CPU_LANES)
-    for (int k = 0; k < K3_CPU_LANES; k++)
-      sums[k] += a[i + k] * b[i + k];
-  for (int k = 0; i < n; i++, k++)
-    sums[k] += a[i] * b[i];
-  memcpy(lanes, sums, sizeof sums);
-}
-
-static float sum_lanes(const float *lanes) {
-  float sums[K3_CPU_LANES];
-  memcpy(sums, lanes, sizeof sums);
-  for (int width = K3_CPU_LANES / 2; width > 0; width /= 2)
-    for (int k = 0; k < width; k++)
-      sums[k] += sums[k + width];
-  return sums[0];
-}
-
-float k3_cpu_dot(const float *a, const float *b, uint64_t n) {
-  float lanes[K3_CPU_LANES] = {0};
-  dot_lanes(a, b, n, lanes);
-  return sum_lanes(lanes);
-}
-
 struct matmul {
   struct k3_exec *exec;
   const struct k3_matrix *w;
@@ -45,23 +17,21 @@ static enum k3_status matmul_item(void *ctx, int worker, uint64_t item, struct k
   (void)err;
   const struct matmul *m = ctx;
   const struct k3_matrix *w = m->w;
-  float *tile = k3_cpu_scratch(m->exec, worker), *lanes = tile + K3_CPU_TILE;
+  float *tile = k3_cpu_scratch(m->exec, worker), *sums = tile + K3_DOT_TILE;
   uint64_t end = (item + 1) * ROWS_PER_ITEM < w->n_rows ? (item + 1) * ROWS_PER_ITEM : w->n_rows;
   for (uint64_t row = item * ROWS_PER_ITEM; row < end; row++) {
     const struct k3_matrix_shard *shard = k3_matrix_shard_of(w, row);
-    memset(lanes, 0, m->n * K3_CPU_LANES * sizeof *lanes);
-    for (uint64_t col = 0; col < w->n_cols; col += K3_CPU_TILE) {
-      uint64_t n_cols = w->n_cols - col < K3_CPU_TILE ? w->n_cols - col : K3_CPU_TILE;
+    memset(sums, 0, m->n * sizeof *sums);
+    for (uint64_t col = 0; col < w->n_cols; col += K3_DOT_TILE) {
+      uint64_t n_cols = w->n_cols - col < K3_DOT_TILE ? w->n_cols - col : K3_DOT_TILE;
       k3_cpu_decode(shard, row - shard->row, col, n_cols, tile);
       for (uint64_t r = 0; r < m->n; r++)
-        dot_lanes(tile, m->x + r * w->n_cols + col, n_cols, lanes + r * K3_CPU_LANES);
+        sums[r] += k3_dot_f32(tile, m->x + r * w->n_cols + col, n_cols);
     }
-    for (uint64_t r = 0; r < m->n; r++) {
-      float sum = sum_lanes(lanes + r * K3_CPU_LANES);
-      if (m->round)
-        k3_cpu_round_bf16(&sum, 1);
-      m->y[r * w->n_rows + row] = sum;
-    }
+    if (m->round)
+      k3_cpu_round_bf16(sums, m->n);
+    for (uint64_t r = 0; r < m->n; r++)
+      m->y[r * w->n_rows + row] = sums[r];
     k3_progress_add(m->exec->options.progress, k3_matrix_row_nbytes(w, shard));
   }
   return K3_OK;
@@ -77,7 +47,7 @@ static float gain_of(const struct k3_vector *gain, uint64_t i) {
 }
 
 void k3_cpu_rms_norm(const struct k3_exec *exec, const float *src, const struct k3_vector *gain, float eps, float *dst) {
-  float inverse = 1 / sqrtf(k3_cpu_dot(src, src, gain->n) / (float)gain->n + eps);
+  float inverse = 1 / sqrtf(k3_dot_f32(src, src, gain->n) / (float)gain->n + eps);
   for (uint64_t i = 0; i < gain->n; i++)
     dst[i] = src[i] * inverse;
   if (exec->bf16)
