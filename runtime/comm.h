@@ -1,0 +1,38 @@
+// The ranks of tensor parallelism and what they do together: sums and gathers, each a step that all ranks take in the same order. A rank that dies,
+// hangs or does something else ends in an error that names it, on every rank, within a bound: K3_COMM says rank, step, what was expected and what was
+// seen.
+#ifndef K3_RUNTIME_COMM_H
+#define K3_RUNTIME_COMM_H
+
+#include <stdint.h>
+
+#include "base/api.h"
+#include "base/error.h"
+
+struct k3_comm;
+struct k3_comm_ops {
+  // values[i] = the FP32 sum over the ranks, added in rank order, so that every rank gets the same bits and no schedule changes them. In place.
+  //   step    what is summed, for messages; all ranks give the same text. It must live until the next step
+  //   values  [n], n alike on all ranks (0 is fine), in the memory of the backend
+  //   stream  NULL on a CPU
+  enum k3_status (*all_reduce)(struct k3_comm *comm, const char *step, float *values, uint64_t n, void *stream, struct k3_error *err);
+  // dst receives the ranks' nbytes bytes one after another, in rank order. src must not lie in dst.
+  enum k3_status (*all_gather)(struct k3_comm *comm, const char *step, const void *src, uint64_t nbytes, void *dst, void *stream,
+                               struct k3_error *err);
+  // This rank will take no further step; whoever waits for it fails with `why` (may be NULL) instead of waiting for the bound.
+  void (*abort)(struct k3_comm *comm, const struct k3_error *why);
+  void (*destroy)(struct k3_comm *comm);
+};
+
+// One rank's end. After a failed step every later one fails too.
+struct k3_comm {
+  const struct k3_comm_ops *ops;
+  int rank, size;
+};
+
+// The ranks as threads of one process: comms[r] is for the thread of rank r, and that thread alone. Each ends with its own ops->destroy, in any
+// order; a destroyed rank counts as one that has aborted. On failure comms is all NULL.
+//   bound_seconds  how long a step waits for the others
+K3_API enum k3_status k3_comm_threads_create(int size, double bound_seconds, struct k3_comm **comms, struct k3_error *err);
+
+#endif
