@@ -11,6 +11,7 @@
 #include "formats/dspark_model.h"
 #include "formats/recipe.h"
 #include "loader/ckpt.h"
+#include "loader/linears.h"
 #include "loader/mapper.h"
 
 enum k3_plan_kind {
@@ -63,6 +64,7 @@ struct k3_plan_shard {
   uint64_t id, row, n_rows;  // of the stacked tensor, in rows of its first dimension
   bool packed;               // the weight of its module instance is packed FP4
   struct k3_plan_cut cut;
+  uint32_t linear;           // index into linears.items, K3_LINEAR_ABSENT when it belongs to none
 };
 
 // A verbatim part of a source: bytes [0, nbytes) of a file.
@@ -94,6 +96,7 @@ struct k3_plan {
   size_t n_pieces, pieces_capacity;
   struct k3_plan_shard *shards;        // of modules, sorted by image tensor; empty for generic
   size_t n_shards, shards_capacity;
+  struct k3_linears linears;           // of generic too
   struct k3_plan_source *sources;
   size_t n_sources;
   char *manifest;                      // compact JSON

@@ -11,7 +11,7 @@ enum { MANIFEST_ROUND_NBYTES = 64 };
 // Lists grow in plain memory (the arena cannot), strings live in the manifest's arena or in the checkpoint.
 struct lists {
   struct k3_manifest m;
-  size_t sources_capacity, documents_capacity, tensors_capacity, views_capacity, reductions_capacity, dropped_capacity;
+  size_t sources_capacity, documents_capacity, tensors_capacity, linears_capacity, views_capacity, reductions_capacity, dropped_capacity;
 };
 
 static const char *keep(struct lists *l, const char *text, struct k3_error *err) {
@@ -114,6 +114,45 @@ static enum k3_status list_reductions(const struct k3_plan *plan, struct lists *
   return K3_OK;
 }
 
+// A module of the image that is not plain. Members of a stack have one scheme, so the first one speaks for all of them.
+static enum k3_status add_linear(struct lists *l, const char *module, const struct k3_quant_scheme *scheme, struct k3_error *err) {
+  bool blocks = scheme->block_rows > 0 && scheme->block_cols > 0;
+  K3_TRY(k3_grow(&l->m.linears, &l->linears_capacity, l->m.n_linears + 1, sizeof *l->m.linears, err));
+  l->m.linears[l->m.n_linears++] = (struct k3_manifest_linear){.module = module,
+                                                               .scheme = k3_scheme_name(scheme->scheme),
+                                                               .block_rows = blocks ? scheme->block_rows : 0,
+                                                               .block_cols = blocks ? scheme->block_cols : 0,
+                                                               .second_scale_divides = scheme->second == K3_SECOND_DIVIDE};
+  return K3_OK;
+}
+
+// Shards stand image tensor after image tensor here, so the shards of a weight name each module once.
+static enum k3_status list_linears(const struct k3_plan *plan, struct lists *l, struct k3_error *err) {
+  for (size_t i = 0; plan->recipe->keep_names && i < plan->linears.n_items; i++) {
+    const struct k3_linear *linear = &plan->linears.items[i];
+    if (linear->is_plain)
+      continue;
+    const char *module = k3_arena_strndup(&l->m.arena, linear->name, linear->name_nbytes, err);
+    if (!module)
+      return K3_NO_MEMORY;
+    K3_TRY(add_linear(l, module, &linear->scheme, err));
+  }
+  uint32_t last = UINT32_MAX;
+  for (size_t s = 0; s < plan->n_shards; s++) {
+    const struct k3_plan_shard *shard = &plan->shards[s];
+    bool weight = shard->mapped.param == K3_PARAM_WEIGHT || shard->mapped.param == K3_PARAM_WEIGHT_PACKED;
+    if (!weight || shard->linear == K3_LINEAR_ABSENT || plan->linears.items[shard->linear].is_plain || shard->plan_tensor == last)
+      continue;
+    last = shard->plan_tensor;
+    const char *name = plan->tensors[shard->plan_tensor].name, *dot = strrchr(name, '.');
+    const char *module = k3_arena_strndup(&l->m.arena, name, (size_t)(dot - name), err);
+    if (!module)
+      return K3_NO_MEMORY;
+    K3_TRY(add_linear(l, module, &plan->linears.items[shard->linear].scheme, err));
+  }
+  return K3_OK;
+}
+
 // Where a shard of a view stands in the view: sorted insertion keeps the list in id order.
 static void insert_view_shard(struct k3_manifest_view *view, struct k3_manifest_view_shard shard) {
   size_t at = view->n_shards++;
@@ -181,6 +220,7 @@ static enum k3_status fill(const struct k3_plan *plan, struct lists *l, struct k
     K3_TRY(k3_grow(&l->m.dropped, &l->dropped_capacity, l->m.n_dropped + 1, sizeof *l->m.dropped, err));
     l->m.dropped[l->m.n_dropped++] = (struct k3_manifest_pair){plan->dropped[i].tensor, plan->dropped[i].why};
   }
+  K3_TRY(list_linears(plan, l, err));
   if (recipe->keep_names)
     return K3_OK;
   K3_TRY(list_stacks(plan, l, err));
@@ -202,6 +242,7 @@ enum k3_status k3_plan_write_manifest(struct k3_plan *plan, struct k3_error *err
   k3_free(l.m.sources);
   k3_free(l.m.documents);
   k3_free(l.m.tensors);
+  k3_free(l.m.linears);
   k3_free(l.m.views);
   k3_free(l.m.reductions);
   k3_free(l.m.dropped);

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "loader/linears_parts.h"
 #include "loader/plan.h"
 #include "loader/plan_parts.h"
 #include "loader/recipes.h"
@@ -114,6 +115,7 @@ static enum k3_status map_tensors(struct k3_plan *plan, struct k3_findings *find
     const struct k3_st_tensor *tensor = k3_ckpt_tensor(plan->ckpt, t);
     const char *path = k3_ckpt_file_of(plan->ckpt, t)->path, *why = NULL, *other;
     struct k3_mapped mapped = {.tensor = (uint32_t)t};
+    size_t stem_nbytes;
     switch (k3_mapper_resolve(&plan->mapper, tensor->name, tensor->name_nbytes, &mapped, &why)) {
       case K3_MAPPED: status = add_shard(plan, &mapped, err); break;
       case K3_MAPPED_CARRY:
@@ -128,6 +130,15 @@ static enum k3_status map_tensors(struct k3_plan *plan, struct k3_findings *find
         k3_findings_report(findings, K3_MAP07, path, tensor->name, "plain decimal numbers", "a number in the name is not in its canonical spelling");
         break;
       case K3_UNKNOWN_NAME:
+        if (k3_kv_scale_of(tensor->name, tensor->name_nbytes, &stem_nbytes)) {
+          mapped.module = K3_MODULE_CARRY;  // an optional scale of the KV cache: kept under its own name
+          status = add_shard(plan, &mapped, err);
+          break;
+        }
+        if (k3_foreign_of(tensor) != K3_FOREIGN_NONE) {
+          status = k3_plan_drop(plan, tensor->name, "belongs to an unsupported format", err);
+          break;
+        }
         other = other_root_of(plan, tensor);
         if (strstr(tensor->name, "lora_A") || strstr(tensor->name, "lora_B")) {
           if (!adapter)
@@ -440,7 +451,7 @@ enum k3_status k3_plan_map(const struct k3_ckpt *ckpt, const struct k3_ckpt *tar
   check_reserved(plan, findings);
   if (recipe->keep_names) {
     plan->n_expected = plan->n_present = ckpt->n_tensors;
-    return K3_OK;
+    return k3_plan_classify(plan, findings, err);
   }
   if (!ckpt->config) {
     if (findings->n_by_rule[K3_CFG19] == 0)
@@ -465,6 +476,7 @@ enum k3_status k3_plan_map(const struct k3_ckpt *ckpt, const struct k3_ckpt *tar
   K3_TRY_GOTO(status, out, map_borrowed(plan, findings, err));
   K3_TRY_GOTO(status, out, check_complete(plan, findings, err));
   count_view_shards(plan);
+  K3_TRY_GOTO(status, out, k3_plan_classify(plan, findings, err));
   status = k3_plan_check_shapes(plan, findings, err);
 out:
   if (status != K3_OK)
@@ -480,6 +492,7 @@ void k3_plan_free(struct k3_plan *plan) {
   k3_free(plan->sources);
   k3_free(plan->manifest);
   k3_free(plan->dropped);
+  k3_linears_free(&plan->linears);
   k3_arena_free(&plan->arena);
   *plan = (struct k3_plan){0};
 }

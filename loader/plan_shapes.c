@@ -25,17 +25,19 @@ unsigned k3_plan_normal_shape(const struct k3_plan *plan, const struct k3_plan_s
   unsigned rank = t->rank;
   for (unsigned i = 0; i < rank; i++)
     shape[i] = t->shape[i];
-  if (is_scale(param) && k3_st_n_elems(t) == 1) {
+  const struct k3_linear *linear = shard->linear != K3_LINEAR_ABSENT ? &plan->linears.items[shard->linear] : NULL;
+  enum k3_scheme scheme = linear ? linear->scheme.scheme : K3_SCHEME_BF16;
+  bool scale = param == K3_PARAM_WEIGHT_SCALE;
+  if (scale && (scheme == K3_SCHEME_FP8_BLOCK || scheme == K3_SCHEME_FP8_CHANNEL)) {
+    // A grid stays one, even of a single block: [r, 1, c, 1], [N] and [] become [r, c], [N, 1] and [1, 1].
+    uint64_t cols = rank == 4 ? shape[2] : rank == 2 ? shape[1] : 1;
+    shape[0] = rank > 0 ? shape[0] : 1;
+    shape[1] = cols;
+    return 2;
+  }
+  if (is_scale(param) && k3_st_n_elems(t) == 1 && (!scale || scheme == K3_SCHEME_FP8_TENSOR)) {
     shape[0] = 1;
     return 1;
-  }
-  if (param == K3_PARAM_WEIGHT_SCALE && rank == 1) {
-    shape[1] = 1;
-    return 2;
-  }
-  if (param == K3_PARAM_WEIGHT_SCALE && rank == 4 && shape[1] == 1 && shape[3] == 1) {
-    shape[1] = shape[2];
-    return 2;
   }
   return rank;
 }
@@ -84,7 +86,7 @@ static enum k3_status check_one(const struct k3_plan *plan, const struct k3_plan
   }
   if (!plain && shard->packed && rank == 2)
     expected[1] /= 2;  // two codes a byte
-  if (!plain && t->dtype == K3_DTYPE_I32)
+  if (!plain && (t->dtype == K3_DTYPE_I32 || t->dtype == K3_DTYPE_I8))
     return K3_OK;  // the width of packed integers is a matter of the scheme
   bool equal = rank == t->rank;
   for (unsigned i = 0; equal && i < rank; i++)

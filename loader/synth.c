@@ -38,7 +38,7 @@ struct job {
   struct shard *shards;            // [n_shards]
   uint64_t n_shards, n_chunks;
   uint64_t n_committed;  // shards that have their names
-  struct k3_output index, config;
+  struct k3_output index, config, hf_quant;
   struct k3_synth_normal *normal;
   unsigned char *scratch;  // [n_threads, CHUNK_NBYTES]
 };
@@ -171,7 +171,10 @@ static enum k3_status write_chunk(void *ctx, int worker, uint64_t item, struct k
   for (uint64_t at = begin; at < end; low++) {
     const struct k3_synth_tensor *t = shard->tensors[low];
     uint64_t stop = t->begin + t->nbytes < end ? t->begin + t->nbytes : end;
-    k3_synth_values(job->normal, t, job->options->seed, at - t->begin, scratch + (at - begin), stop - at);
+    if (t->matrix)
+      K3_TRY(k3_synth_quant_values(job->normal, t, job->options->seed, at - t->begin, scratch + (at - begin), stop - at, err));
+    else
+      k3_synth_values(job->normal, t, job->options->seed, at - t->begin, scratch + (at - begin), stop - at);
     at = stop;
   }
   K3_TRY(k3_pwrite_full(shard->output.fd, scratch, end - begin, shard->data_begin + begin, shard->output.temp_path, err));
@@ -191,8 +194,10 @@ static enum k3_status write_weights(struct job *job, struct k3_error *err) {
   job->scratch = k3_alloc_aligned((size_t)k3_pool_n_threads(pool) * CHUNK_NBYTES, 4096, err);
   if (job->normal && job->scratch) {
     k3_synth_normal_make(job->normal);
+    status = k3_synth_measure(&job->list, job->normal, job->options, pool, err);
     k3_progress_start(job->options->progress, "writing", total);
-    status = k3_pool_run(pool, job->n_chunks, write_chunk, job, err);
+    if (status == K3_OK)
+      status = k3_pool_run(pool, job->n_chunks, write_chunk, job, err);
     k3_progress_finish(job->options->progress);
   }
   k3_pool_free(pool);
@@ -270,10 +275,15 @@ static enum k3_status write_all(struct job *job, struct k3_error *err) {
     K3_TRY(begin_shard(job, &job->shards[s], sparse, err));
   if (job->n_shards > 1)
     K3_TRY(write_index(job, err));
-  char *config = k3_synth_config(job->preset, job->options->dtype, err);
+  char *config = k3_synth_config(job->preset, job->options->dtype, err), *hf_quant = NULL;
+  if (config && job->list.matrices)
+    config = k3_synth_quant_config(config, &job->list, job->options, &hf_quant, err);
   if (!config)
     return K3_NO_MEMORY;
   enum k3_status status = text_file(job, "config.json", &job->config, config, strlen(config), err);
+  if (status == K3_OK && hf_quant)
+    status = text_file(job, "hf_quant_config.json", &job->hf_quant, hf_quant, strlen(hf_quant), err);
+  k3_free(hf_quant);
   k3_free(config);
   K3_TRY(status);
   if (!sparse)
@@ -283,6 +293,8 @@ static enum k3_status write_all(struct job *job, struct k3_error *err) {
     K3_TRY(k3_output_commit(&job->shards[job->n_committed].output, err));
   if (job->n_shards > 1)
     K3_TRY(k3_output_commit(&job->index, err));
+  if (job->hf_quant.fd >= 0)
+    K3_TRY(k3_output_commit(&job->hf_quant, err));
   K3_TRY(k3_output_commit(&job->config, err));
   return other_weights(job, true, err);
 }
@@ -323,7 +335,7 @@ static enum k3_status unknown_preset(const char *name, struct k3_error *err) {
 }
 
 enum k3_status k3_synth_write(const char *folder, const struct k3_synth_options *options, struct k3_synth_report *report, struct k3_error *err) {
-  struct job job = {.folder = folder, .options = options, .preset = k3_synth_preset_find(options->preset), .index.fd = -1, .config.fd = -1};
+  struct job job = {.folder = folder, .options = options, .preset = k3_synth_preset_find(options->preset), .index.fd = -1, .config.fd = -1, .hf_quant.fd = -1};
   if (!job.preset)
     return unknown_preset(options->preset, err);
   if (options->dtype != K3_DTYPE_BF16 && options->dtype != K3_DTYPE_F16 && options->dtype != K3_DTYPE_F32)
@@ -332,6 +344,10 @@ enum k3_status k3_synth_write(const char *folder, const struct k3_synth_options 
   bool folder_is_new = stat(folder, &st) != 0;
   enum k3_status status;
   K3_TRY_GOTO(status, out, k3_synth_list_make(job.preset, options->root, options->dtype, &job.list, err));
+  for (size_t i = 0; i < job.list.n_tensors; i++)
+    job.list.tensors[i].gain = options->spread || !k3_scheme_is_plain(options->scheme) ? k3_synth_gain(job.list.tensors[i].key) : 1;
+  if (!k3_scheme_is_plain(options->scheme))
+    K3_TRY_GOTO(status, out, k3_synth_quantise(&job.list, options, err));
   K3_TRY_GOTO(status, out, lay_out(&job, err));
   K3_TRY_GOTO(status, out, other_weights(&job, false, err));
   K3_TRY_GOTO(status, out, k3_make_folder(folder, err));
@@ -343,6 +359,7 @@ out:
     k3_output_abort(&job.shards[s].output);
   k3_output_abort(&job.index);
   k3_output_abort(&job.config);
+  k3_output_abort(&job.hf_quant);
   if (status != K3_OK)
     take_back(&job);
   if (status != K3_OK && folder_is_new)

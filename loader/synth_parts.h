@@ -5,6 +5,7 @@
 #define K3_LOADER_SYNTH_PARTS_H
 
 #include "base/alloc.h"
+#include "base/pool.h"
 #include "loader/synth.h"
 
 // How a tensor's values are drawn. Every floating one is center + scale * a standard normal deviate.
@@ -16,6 +17,11 @@ enum k3_synth_fill {
 
 enum { K3_SYNTH_MAX_RANK = 4 };
 
+struct k3_synth_matrix;
+
+// What a tensor of a quantised matrix holds.
+enum k3_synth_part { K3_SYNTH_PLAIN, K3_SYNTH_CODES, K3_SYNTH_BLOCK_SCALES, K3_SYNTH_SECOND_SCALE, K3_SYNTH_INPUT_SCALE };
+
 struct k3_synth_tensor {
   const char *name;
   const char *key;  // what its values depend on besides the seed: the name without root, so that a target's embedding equals the draft's copy
@@ -23,13 +29,17 @@ struct k3_synth_tensor {
   uint64_t n_elems, nbytes;
   uint64_t begin;  // relative to the data area of its file
   uint64_t shard;
+  float gain;  // factor of every value; 0 counts as 1
+  struct k3_synth_matrix *matrix;  // NULL: plain
   uint8_t rank, dtype, fill;
+  uint8_t part;  // enum k3_synth_part
 };
 
 struct k3_synth_list {
   struct k3_synth_tensor *tensors;  // [n_tensors], sorted by name
   size_t n_tensors, capacity;
-  struct k3_arena arena;  // names
+  struct k3_arena arena;  // names, matrices
+  struct k3_synth_matrix *matrices;  // linked
 };
 
 // One family of tensors. {i} in the name runs over the layers (symbol L), {e} over the experts (X), {t} over the taps (A).
@@ -77,5 +87,21 @@ void k3_synth_normal_make(struct k3_synth_normal *normal);
 // Writes bytes [offset, offset + nbytes) of a tensor to dst. Any split of a tensor into calls gives the same bytes. Thread-safe.
 void k3_synth_values(const struct k3_synth_normal *normal, const struct k3_synth_tensor *tensor, uint64_t seed, uint64_t offset, void *dst,
                      size_t nbytes);
+
+// ---- quantised checkpoints (loader/synth_quant.c) ----
+
+// Replaces every projection of the list by its quantised tensors. K3_BAD_ARGUMENT when the dialect does not have the scheme.
+enum k3_status k3_synth_quantise(struct k3_synth_list *list, const struct k3_synth_options *options, struct k3_error *err);
+// Measures all matrices and fixes the scales that whole matrices have. Between k3_synth_quantise and the first k3_synth_quant_values.
+enum k3_status k3_synth_measure(struct k3_synth_list *list, const struct k3_synth_normal *normal, const struct k3_synth_options *options,
+                                struct k3_pool *pool, struct k3_error *err);
+// As k3_synth_values for a tensor with a matrix; allocates a band of the matrix meanwhile.
+enum k3_status k3_synth_quant_values(const struct k3_synth_normal *normal, const struct k3_synth_tensor *tensor, uint64_t seed, uint64_t offset,
+                                     void *dst, size_t nbytes, struct k3_error *err);
+// Magnitude of a tensor among its siblings: what --spread multiplies its values by.
+float k3_synth_gain(const char *key);
+// `config` (freed) with a quantization_config at its end, in new memory; *hf_quant: the text of hf_quant_config.json, or NULL. NULL on failure.
+char *k3_synth_quant_config(char *config, const struct k3_synth_list *list, const struct k3_synth_options *options, char **hf_quant,
+                            struct k3_error *err);
 
 #endif

@@ -79,6 +79,8 @@ void k3_synth_values(const struct k3_synth_normal *normal, const struct k3_synth
                      size_t nbytes) {
   float center = tensor->fill == K3_SYNTH_NORM ? 1.0f : 0.0f;
   float scale = tensor->fill == K3_SYNTH_MATRIX ? (float)(1 / sqrt((double)tensor->shape[tensor->rank - 1])) : 1.0f / 16;
+  if (tensor->gain > 0)
+    scale *= tensor->gain;
   uint64_t key = key_of(tensor->key, seed);
   unsigned elem_nbytes = k3_dtype_bits(tensor->dtype) / 8;
   unsigned block_nbytes = BLOCK_ELEMS * elem_nbytes;
