@@ -7,10 +7,17 @@
 #include "loader/plan_parts.h"
 #include "quant/slice.h"
 
-enum { SCALE_BLOCK = 128 };  // of a grid of scales whose size does not tell
-
 static bool same_instance(const struct k3_mapped *a, const struct k3_mapped *b) {
   return a->module == b->module && memcmp(a->index, b->index, sizeof a->index) == 0;
+}
+
+// The parameter as cuts see it: the recipe's own spelling of bias or weight is one too.
+static enum k3_param bias_or_param(const struct k3_plan *plan, const struct k3_plan_shard *shard) {
+  unsigned param = shard->mapped.param;
+  if (param < K3_PARAM_OF_MODULE)
+    return k3_plan_image_param(shard);
+  const char *name = plan->recipe->modules[shard->mapped.module].params[param - K3_PARAM_OF_MODULE].name;
+  return strcmp(name, "bias") == 0 ? K3_PARAM_BIAS : strcmp(name, "weight") == 0 ? K3_PARAM_WEIGHT : (enum k3_param)param;
 }
 
 // The weight of a module instance and how its scales lie.
@@ -19,46 +26,16 @@ struct instance {
   uint64_t n_rows, n_cols;
   uint64_t cols_per_elem;           // 2 when an element holds two codes
   uint64_t block_rows, block_cols;  // 0: the whole extent shares a scale, or there is none
-  uint64_t scale_rows, scale_cols;
   bool found;
 };
-
-// Size of a block along an axis of n entries with n_scales scales.
-static uint64_t block_of(uint64_t n, uint64_t n_scales) {
-  if (n_scales == 0 || (n + SCALE_BLOCK - 1) / SCALE_BLOCK == n_scales)
-    return SCALE_BLOCK;
-  return (n + n_scales - 1) / n_scales;
-}
-
-static void look_at_scales(const struct k3_plan *plan, const struct k3_plan_shard *shard, struct instance *w) {
-  uint64_t shape[K3_ST_MAX_RANK + 1];
-  unsigned rank = k3_plan_normal_shape(plan, shard, shape);
-  enum k3_dtype dtype = (enum k3_dtype)k3_plan_source_of(plan, &shard->mapped)->dtype;
-  if (rank != 2)
-    return;  // one for the tensor
-  w->scale_rows = shape[0];
-  w->scale_cols = shape[1];
-  if (shape[0] == w->n_rows && shape[1] == 1 && !shard->packed && dtype != K3_DTYPE_U8 && dtype != K3_DTYPE_F8_E8M0) {
-    w->block_rows = 1;  // one for each row
-  } else if (shape[0] == w->n_rows) {
-    w->block_rows = 1;
-    w->block_cols = shape[1] ? w->n_cols / shape[1] : 0;
-  } else {
-    w->block_rows = block_of(w->n_rows, shape[0]);
-    w->block_cols = block_of(w->n_cols, shape[1]);
-  }
-}
 
 // Shards [first, last) are one instance.
 static struct instance look_at(const struct k3_plan *plan, size_t first, size_t last) {
   struct instance w = {.cols_per_elem = 1};
   for (size_t s = first; s < last; s++) {
     const struct k3_plan_shard *shard = &plan->shards[s];
-    enum k3_param param = k3_plan_image_param(shard);
-    bool weight = param == K3_PARAM_WEIGHT || param == K3_PARAM_WEIGHT_PACKED;
-    if (shard->mapped.param >= K3_PARAM_OF_MODULE)
-      weight = false;
-    if (!weight)
+    enum k3_param param = bias_or_param(plan, shard);
+    if (param != K3_PARAM_WEIGHT && param != K3_PARAM_WEIGHT_PACKED)
       continue;
     uint64_t shape[K3_ST_MAX_RANK + 1];
     unsigned rank = k3_plan_normal_shape(plan, shard, shape);
@@ -67,10 +44,12 @@ static struct instance look_at(const struct k3_plan *plan, size_t first, size_t 
     w.n_cols = rank > 1 ? shape[1] * w.cols_per_elem : 0;
     w.name = k3_plan_source_of(plan, &shard->mapped)->name;
     w.found = rank == 2;
-  }
-  for (size_t s = first; s < last && w.found; s++) {
-    if (k3_plan_image_param(&plan->shards[s]) == K3_PARAM_WEIGHT_SCALE)
-      look_at_scales(plan, &plan->shards[s], &w);
+    if (shard->linear == K3_LINEAR_ABSENT)
+      continue;
+    const struct k3_quant_scheme *scheme = &plan->linears.items[shard->linear].scheme;
+    w.block_rows = scheme->block_rows;
+    w.block_cols = scheme->block_cols;
+    w.found &= scheme->scheme != K3_SCHEME_INT_PACKED;
   }
   return w;
 }
@@ -112,14 +91,6 @@ static enum k3_status cut_shard(const struct instance *w, enum k3_tp_rule rule, 
     default:
       return k3_fail(err, K3_UNSUPPORTED, K3_PCK05, NULL, source->name, "weight, scales and bias", "there is no rule how to cut this parameter");
   }
-}
-
-static enum k3_param bias_or_param(const struct k3_plan *plan, const struct k3_plan_shard *shard) {
-  unsigned param = shard->mapped.param;
-  if (param < K3_PARAM_OF_MODULE)
-    return k3_plan_image_param(shard);
-  const char *name = plan->recipe->modules[shard->mapped.module].params[param - K3_PARAM_OF_MODULE].name;
-  return strcmp(name, "bias") == 0 ? K3_PARAM_BIAS : strcmp(name, "weight") == 0 ? K3_PARAM_WEIGHT : (enum k3_param)param;
 }
 
 // Adds the shards of one instance that belong to the part, with their cuts.
@@ -195,6 +166,7 @@ enum k3_status k3_split_part(const struct k3_plan *mapped, uint32_t tp, int32_t 
                            .mapper = mapped->mapper,
                            .options = mapped->options,
                            .part = {tp, rank, rank < 0 ? rank_seals : NULL},
+                           .linears = mapped->linears,
                            .dspark = mapped->dspark};
   enum k3_status status = fill_part(mapped, part, findings, err);
   if (status != K3_OK)
@@ -203,7 +175,8 @@ enum k3_status k3_split_part(const struct k3_plan *mapped, uint32_t tp, int32_t 
 }
 
 void k3_split_part_free(struct k3_plan *part) {
-  part->mapper = (struct k3_mapper){0};  // the mapped plan's
+  part->mapper = (struct k3_mapper){0};  // the mapped plan's, like the linears
+  part->linears = (struct k3_linears){0};
   k3_plan_free(part);
 }
 
