@@ -1,0 +1,209 @@
+#include "cli/drafter.h"
+
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/arith.h"
+#include "base/file.h"
+
+enum { BLOCK_SIZE = 64, MAX_REQUESTS = 16 };  // rows of a cache block; requests drafted at a time
+
+static const char *const OUTPUT_NAMES[] = {
+#define OUTPUT_NAME(name) #name,
+    K3_DRAFT_OUTPUTS(OUTPUT_NAME)
+#undef OUTPUT_NAME
+};
+
+const char *k3_draft_output_name(enum k3_draft_output output) {
+  return OUTPUT_NAMES[output];
+}
+
+unsigned k3_draft_output_shape(enum k3_draft_output output, const struct k3_engine_info *info, const struct k3_scenario *scenario, uint64_t dims[3]) {
+  const uint64_t n = scenario->n_rows, B = scenario->n_requests, T = info->block_width;
+  switch (output) {
+    case K3_DRAFT_context_states: dims[0] = n, dims[1] = info->hidden_size; return 2;
+    case K3_DRAFT_context_kv: dims[0] = info->n_layers, dims[1] = n, dims[2] = info->row_width; return 3;
+    case K3_DRAFT_hidden: dims[0] = B, dims[1] = T, dims[2] = info->hidden_size; return 3;
+    case K3_DRAFT_base_logits:
+    case K3_DRAFT_logits: dims[0] = B, dims[1] = T, dims[2] = info->vocab_size; return 3;
+    default: dims[0] = B, dims[1] = T; return 2;
+  }
+}
+
+struct k3_engine *k3_drafter_open(struct k3_cli *cli, const char *path, const struct k3_drafter_options *options, struct k3_error *err) {
+  struct k3_engine_options engine_options = {
+      .backend = options->backend == 0 ? "cpu" : "cuda",
+      .tp_size = options->tp > INT32_MAX ? INT32_MAX : (int)options->tp,
+      .block_width = options->block_width,
+      .progress = &cli->progress,
+  };
+  struct k3_engine *engine = k3_engine_open(path, &engine_options, err);
+  if (!engine)
+    return NULL;
+  const struct k3_engine_info *info = k3_engine_info(engine);
+  if (!info->has_embedding || !info->has_head) {
+    k3_fail(err, K3_BAD_INPUT, K3_RULE_NONE, path, info->has_embedding ? "lm_head.weight" : "model.embed_tokens.weight",
+            "convert the drafter again with --target MODEL, which packs the target's", "the image does not hold it: it is borrowed from the target");
+    k3_engine_free(engine);
+    return NULL;
+  }
+  if (info->block_width != info->image_block_width)
+    k3_cli_warn(cli, "blocks of %llu rows where the image was made for %llu: every prediction changes", (unsigned long long)info->block_width,
+                (unsigned long long)info->image_block_width);
+  return engine;
+}
+
+enum k3_status k3_drafter_scenario(const struct k3_engine *engine, const char *path, struct k3_mapping *mapping, struct k3_scenario *scenario,
+                                   struct k3_error *err) {
+  const struct k3_engine_info *info = k3_engine_info(engine);
+  const struct k3_scenario_shape shape = {info->n_taps * info->target_hidden_size, info->block_width, info->vocab_size, info->max_positions};
+  K3_TRY(k3_map_file(path, mapping, err));
+  return k3_scenario_parse(mapping->data, mapping->nbytes, path, &shape, scenario, err);
+}
+
+// The cache blocks of all requests, one after another.
+struct paging {
+  int32_t *tables;      // [B, max_blocks]
+  uint64_t max_blocks;  // of one request
+  uint64_t n_blocks;
+  int64_t *slots;        // [n] of the context rows
+  void *aligned_states;  // a copy of the states when the file has them at an odd address
+};
+
+static enum k3_status lay_out(const struct k3_scenario *s, uint64_t block_width, struct paging *paging, struct k3_error *err) {
+  for (uint64_t b = 0; b < s->n_requests; b++) {
+    uint64_t n = k3_ceil_div_u64((uint64_t)s->anchor_positions[b] + block_width, BLOCK_SIZE);
+    paging->max_blocks = n > paging->max_blocks ? n : paging->max_blocks;
+    paging->n_blocks += n;
+  }
+  uint64_t n_entries;
+  if (paging->n_blocks > INT32_MAX || !k3_mul_u64(s->n_requests, paging->max_blocks, &n_entries))
+    return k3_fail(err, K3_BAD_INPUT, K3_RULE_NONE, NULL, "anchor_positions", "a shorter context", "%llu cache blocks are too many",
+                   (unsigned long long)paging->n_blocks);
+  paging->tables = k3_calloc(n_entries, sizeof *paging->tables, err);
+  paging->slots = k3_calloc(s->n_rows, sizeof *paging->slots, err);
+  if (!paging->tables || !paging->slots)
+    return K3_NO_MEMORY;
+  int32_t next = 0;
+  for (uint64_t b = 0; b < s->n_requests; b++)
+    for (uint64_t i = 0; i < k3_ceil_div_u64((uint64_t)s->anchor_positions[b] + block_width, BLOCK_SIZE); i++)
+      paging->tables[b * paging->max_blocks + i] = next++;
+  for (uint64_t row = 0; row < s->n_rows; row++) {
+    uint64_t position = (uint64_t)s->positions[row];
+    int64_t block = paging->tables[(uint64_t)s->request_ids[row] * paging->max_blocks + position / BLOCK_SIZE];
+    paging->slots[row] = block * BLOCK_SIZE + (int64_t)(position % BLOCK_SIZE);
+  }
+  return K3_OK;
+}
+
+static enum k3_status align_states(const struct k3_scenario *s, uint64_t state_width, struct paging *paging, struct k3_error *err) {
+  const uint64_t elem_nbytes = k3_dtype_bits(s->state_dtype) / 8;
+  if ((uintptr_t)s->target_states % elem_nbytes == 0)
+    return K3_OK;
+  paging->aligned_states = k3_calloc(s->n_rows * state_width, elem_nbytes, err);
+  if (!paging->aligned_states)
+    return K3_NO_MEMORY;
+  memcpy(paging->aligned_states, s->target_states, s->n_rows * state_width * elem_nbytes);
+  return K3_OK;
+}
+
+static enum k3_status alloc_outputs(const struct k3_engine_info *info, const struct k3_scenario *s, unsigned wanted, struct k3_drafts *drafts,
+                                    struct k3_error *err) {
+  for (unsigned i = 0; i < K3_N_DRAFT_OUTPUTS; i++) {
+    if (!(wanted >> i & 1) || (i == K3_DRAFT_confidence && !info->has_confidence))
+      continue;
+    uint64_t dims[3], n = 1;
+    unsigned rank = k3_draft_output_shape(i, info, s, dims);
+    for (unsigned d = 0; d < rank; d++)
+      if (!k3_mul_u64(n, dims[d], &n))
+        return k3_fail_memory(err, SIZE_MAX);
+    drafts->arrays[i] = k3_calloc(n, i == K3_DRAFT_draft_ids ? sizeof(int64_t) : sizeof(float), err);
+    if (!drafts->arrays[i])
+      return K3_NO_MEMORY;
+  }
+  return K3_OK;
+}
+
+// Rows from `row` on of an output with `width` elements a row, or an absent array.
+static struct k3_array part_of(const struct k3_drafts *drafts, enum k3_draft_output output, uint64_t row, uint64_t width) {
+  bool is_ids = output == K3_DRAFT_draft_ids;
+  struct k3_array array = {.dtype = is_ids ? K3_DTYPE_I64 : K3_DTYPE_F32};
+  if (drafts->arrays[output])
+    array.data = (unsigned char *)drafts->arrays[output] + row * width * (is_ids ? sizeof(int64_t) : sizeof(float));
+  return array;
+}
+
+static enum k3_status run_requests(struct k3_session *session, const struct k3_engine_info *info, const struct k3_cache *cache,
+                                   const struct k3_scenario *s, const struct paging *paging, const int64_t *previous_ids, struct k3_drafts *drafts,
+                                   struct k3_error *err) {
+  const uint64_t T = info->block_width;
+  for (uint64_t b = 0; b < s->n_requests; b += MAX_REQUESTS) {
+    struct k3_draft draft = {
+        .n_requests = s->n_requests - b < MAX_REQUESTS ? s->n_requests - b : MAX_REQUESTS,
+        .anchor_ids = s->anchor_ids + b,
+        .anchor_positions = s->anchor_positions + b,
+        .block_tables = paging->tables + b * paging->max_blocks,
+        .max_blocks = paging->max_blocks,
+        .previous_ids = previous_ids ? previous_ids + b * T : NULL,
+        .draft_ids = part_of(drafts, K3_DRAFT_draft_ids, b, T),
+        .confidence = part_of(drafts, K3_DRAFT_confidence, b, T),
+        .hidden = part_of(drafts, K3_DRAFT_hidden, b * T, info->hidden_size),
+        .base_logits = part_of(drafts, K3_DRAFT_base_logits, b * T, info->vocab_size),
+        .logits = part_of(drafts, K3_DRAFT_logits, b * T, info->vocab_size),
+    };
+    K3_TRY(k3_session_draft(session, cache, &draft, NULL, err));
+  }
+  return K3_OK;
+}
+
+enum k3_status k3_drafter_run(struct k3_cli *cli, struct k3_engine *engine, const struct k3_scenario *s, unsigned wanted, const int64_t *previous_ids,
+                              struct k3_drafts *drafts, struct k3_error *err) {
+  const struct k3_engine_info *info = k3_engine_info(engine);
+  const uint64_t state_width = info->n_taps * info->target_hidden_size;
+  struct paging paging = {0};
+  struct k3_cache cache = {0};
+  struct k3_session *session = NULL;
+  enum k3_status status;
+  *drafts = (struct k3_drafts){0};
+  K3_TRY_GOTO(status, out, lay_out(s, info->block_width, &paging, err));
+  K3_TRY_GOTO(status, out, align_states(s, state_width, &paging, err));
+  K3_TRY_GOTO(status, out, alloc_outputs(info, s, wanted, drafts, err));
+  K3_TRY_GOTO(status, out, k3_cache_create(engine, info->activation_dtype, paging.n_blocks, BLOCK_SIZE, NULL, &cache, err));
+  struct k3_session_options options = {
+      .max_requests = s->n_requests < MAX_REQUESTS ? s->n_requests : MAX_REQUESTS,
+      .max_keys = paging.max_blocks * BLOCK_SIZE,
+      .n_threads = cli->n_threads,
+      .progress = &cli->progress,
+  };
+  session = k3_session_create(engine, &options, err);
+  status = session ? K3_OK : K3_NO_MEMORY;
+  if (!session)
+    goto out;
+  struct k3_array taps = {paging.aligned_states ? paging.aligned_states : (void *)s->target_states, K3_MEMORY_HOST, s->state_dtype, 0};
+  struct k3_context context = {
+      .n_rows = s->n_rows,
+      .taps = &taps,
+      .n_tap_arrays = 1,
+      .positions = s->positions,
+      .slots = paging.slots,
+      .states = part_of(drafts, K3_DRAFT_context_states, 0, info->hidden_size),
+      .rows = part_of(drafts, K3_DRAFT_context_kv, 0, info->row_width),
+  };
+  K3_TRY_GOTO(status, out, k3_session_append(session, &cache, &context, NULL, err));
+  status = run_requests(session, info, &cache, s, &paging, previous_ids, drafts, err);
+out:
+  k3_session_free(session);
+  k3_cache_free(engine, &cache);
+  k3_free(paging.tables);
+  k3_free(paging.slots);
+  k3_free(paging.aligned_states);
+  if (status != K3_OK)
+    k3_drafts_free(drafts);
+  return status;
+}
+
+void k3_drafts_free(struct k3_drafts *drafts) {
+  for (unsigned i = 0; i < K3_N_DRAFT_OUTPUTS; i++)
+    k3_free(drafts->arrays[i]);
+  *drafts = (struct k3_drafts){0};
+}

@@ -1,0 +1,54 @@
+// What run, compare and bench share: an engine on an image, and the outputs of one scenario.
+#ifndef K3_CLI_DRAFTER_H
+#define K3_CLI_DRAFTER_H
+
+#include "cli/cli.h"
+#include "formats/scenario.h"
+#include "runtime/runtime.h"
+
+struct k3_drafter_options {
+  int backend;  // index into K3_DRAFTER_BACKENDS
+  uint64_t tp, block_width;
+};
+
+#define K3_DRAFTER_BACKENDS "cpu|cuda"
+
+// Rows of an option table for the struct `drafter`.
+#define K3_DRAFTER_OPTIONS(drafter)                                                                                           \
+  {"backend", 0, K3_OPT_CHOICE, K3_DRAFTER_BACKENDS, "what computes (default cpu)", &(drafter).backend},                      \
+      {"tp", 0, K3_OPT_U64, "N", "tensor-parallel ranks (default 1)", &(drafter).tp}, {                                       \
+    "block", 0, K3_OPT_U64, "T", "block width; another one than the image's changes every prediction", &(drafter).block_width \
+  }
+
+// Opens an image for drafting and warns about a block width that is not the image's. NULL and *err on failure, also when embedding or head are
+// absent.
+struct k3_engine *k3_drafter_open(struct k3_cli *cli, const char *path, const struct k3_drafter_options *options, struct k3_error *err);
+
+// X(field, rank-describing name of the output tensor): the outputs in the order in which they are computed.
+#define K3_DRAFT_OUTPUTS(X) X(context_states) X(context_kv) X(hidden) X(base_logits) X(logits) X(draft_ids) X(confidence)
+enum k3_draft_output {
+#define K3_DRAFT_OUTPUT_ENUM(name) K3_DRAFT_##name,
+  K3_DRAFT_OUTPUTS(K3_DRAFT_OUTPUT_ENUM)
+#undef K3_DRAFT_OUTPUT_ENUM
+      K3_N_DRAFT_OUTPUTS
+};
+
+// One scenario's results, all requests; arrays that were not asked for are NULL. Zero-initialise; free with k3_drafts_free.
+struct k3_drafts {
+  void *arrays[K3_N_DRAFT_OUTPUTS];  // F32, draft_ids I64
+};
+// Shape of an output: its rank, *dims filled.
+unsigned k3_draft_output_shape(enum k3_draft_output output, const struct k3_engine_info *info, const struct k3_scenario *scenario, uint64_t dims[3]);
+const char *k3_draft_output_name(enum k3_draft_output output);
+
+// Maps and checks a scenario file for an engine. `mapping` must outlive the scenario.
+struct k3_mapping;
+enum k3_status k3_drafter_scenario(const struct k3_engine *engine, const char *path, struct k3_mapping *mapping, struct k3_scenario *scenario,
+                                   struct k3_error *err);
+// Runs it: the outputs of the set `wanted` (bits 1 << output). Confidence is left out when the image has no head for it.
+//   previous_ids  [B, T] what each slot is conditioned on instead of its own drafts (runtime.h), or NULL
+enum k3_status k3_drafter_run(struct k3_cli *cli, struct k3_engine *engine, const struct k3_scenario *scenario, unsigned wanted,
+                              const int64_t *previous_ids, struct k3_drafts *drafts, struct k3_error *err);
+void k3_drafts_free(struct k3_drafts *drafts);
+
+#endif
