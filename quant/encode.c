@@ -2,6 +2,7 @@
 
 #include <assert.h>
 #include <math.h>
+#include <string.h>
 
 #include "base/arith.h"
 #include "quant/encode_math.h"
@@ -57,7 +58,7 @@ void k3_quant_store_float(enum k3_dtype dtype, void *dst, uint64_t i, float valu
 }
 
 void k3_quant_encode_e4m3(enum k3_dtype src_dtype, const void *src, size_t n, float scale, uint8_t *dst) {
-  k3_quant_kernels()->encode_e4m3(src_dtype, src, 1, 0, n, scale, dst);
+  k3_quant_kernels()->encode_e4m3(src_dtype, src, 1, 0, n, n, &scale, dst);
 }
 
 void k3_quant_encode_nvfp4(enum k3_nvfp4_mode mode, float second, enum k3_dtype src_dtype, const void *src, size_t n_blocks, uint8_t *scales,
@@ -77,34 +78,29 @@ static uint64_t least_u64(uint64_t a, uint64_t b) {
   return a < b ? a : b;
 }
 
-// FP8 with a scale per region of band_rows x block_cols. A panel of a few regions is read twice, row by row for the amax and region by region for the
-// codes: narrow enough that the second reading comes from the cache, wide enough that the first is sequential.
-enum { PANEL_REGIONS = 8 };
-
-struct fp8_band {
-  const uint8_t *src;  // first row of the band
+// FP8 with a scale per region of band_rows x block_cols. A panel of regions side by side is read twice, row by row both times, so that the readings
+// are sequential: for the amax, and for the codes, then from the cache if the panel fits it.
+struct fp8_panel {
+  const uint8_t *src;  // first element
   uint8_t *weight;
-  uint64_t n_rows, n_cols, block_cols;
+  size_t n_rows, stride, n_cols, block_cols, n_regions;
 };
 
-static void encode_fp8_panel(const struct k3_quant_encoder *encoder, const struct fp8_band *band, uint64_t first_region, uint64_t n_regions,
-                             float scales[PANEL_REGIONS]) {
+static void encode_fp8_panel(const struct k3_quant_encoder *encoder, const struct fp8_panel *panel, float scales[K3_MAX_REGIONS]) {
   const struct k3_quant_kernels *kernels = k3_quant_kernels();
-  uint64_t elem_nbytes = k3_dtype_bits(encoder->src_dtype) / 8;
-  uint32_t amax_bits[PANEL_REGIONS] = {0};
-  for (uint64_t row = 0; row < band->n_rows; row++) {
-    for (uint64_t r = 0; r < n_regions; r++) {
-      uint64_t col = (first_region + r) * band->block_cols, n_run = least_u64(band->block_cols, band->n_cols - col);
-      uint32_t bits = kernels->amax_bits(encoder->src_dtype, band->src + (row * band->n_cols + col) * elem_nbytes, (size_t)n_run);
+  size_t elem_nbytes = k3_dtype_bits(encoder->src_dtype) / 8;
+  uint32_t amax_bits[K3_MAX_REGIONS];
+  memset(amax_bits, 0, panel->n_regions * sizeof amax_bits[0]);
+  for (size_t row = 0; row < panel->n_rows; row++) {
+    for (size_t r = 0; r < panel->n_regions; r++) {
+      size_t col = r * panel->block_cols, n_run = panel->n_cols - col < panel->block_cols ? panel->n_cols - col : panel->block_cols;
+      uint32_t bits = kernels->amax_bits(encoder->src_dtype, panel->src + (row * panel->stride + col) * elem_nbytes, n_run);
       amax_bits[r] = bits > amax_bits[r] ? bits : amax_bits[r];
     }
   }
-  for (uint64_t r = 0; r < n_regions; r++) {
-    uint64_t col = (first_region + r) * band->block_cols, n_run = least_u64(band->block_cols, band->n_cols - col);
+  for (size_t r = 0; r < panel->n_regions; r++)
     scales[r] = k3_fp8_scale(k3_f32_from_bits(amax_bits[r]), encoder->scheme.scale_dtype);
-    kernels->encode_e4m3(encoder->src_dtype, band->src + col * elem_nbytes, (size_t)band->n_rows, (size_t)band->n_cols, (size_t)n_run, scales[r],
-                         band->weight + col);
-  }
+  kernels->encode_e4m3(encoder->src_dtype, panel->src, panel->n_rows, panel->stride, panel->n_cols, panel->block_cols, scales, panel->weight);
 }
 
 static void encode_fp8_bands(const struct k3_quant_encoder *encoder, const uint8_t *src, uint64_t n_rows, uint64_t n_cols, uint8_t *weight,
@@ -112,14 +108,19 @@ static void encode_fp8_bands(const struct k3_quant_encoder *encoder, const uint8
   const struct k3_quant_scheme *scheme = &encoder->scheme;
   uint64_t elem_nbytes = k3_dtype_bits(encoder->src_dtype) / 8, scale_index = 0;
   uint64_t band_rows = scheme->block_rows ? scheme->block_rows : n_rows, block_cols = scheme->block_cols ? scheme->block_cols : n_cols;
-  uint64_t n_regions = n_cols ? k3_ceil_div_u64(n_cols, block_cols) : 0;
   for (uint64_t row = 0; row < n_rows; row += band_rows) {
-    struct fp8_band band = {src + row * n_cols * elem_nbytes, weight + row * n_cols, least_u64(band_rows, n_rows - row), n_cols, block_cols};
-    for (uint64_t region = 0; region < n_regions; region += PANEL_REGIONS) {
-      float scales[PANEL_REGIONS];
-      uint64_t n_panel = least_u64(PANEL_REGIONS, n_regions - region);
-      encode_fp8_panel(encoder, &band, region, n_panel, scales);
-      for (uint64_t r = 0; r < n_panel; r++)
+    for (uint64_t col = 0; col < n_cols; col += K3_MAX_REGIONS * block_cols) {
+      uint64_t at = row * n_cols + col;
+      struct fp8_panel panel = {.src = src + at * elem_nbytes,
+                                .weight = weight + at,
+                                .n_rows = (size_t)least_u64(band_rows, n_rows - row),
+                                .stride = (size_t)n_cols,
+                                .n_cols = (size_t)least_u64(K3_MAX_REGIONS * block_cols, n_cols - col),
+                                .block_cols = (size_t)block_cols};
+      panel.n_regions = (size_t)k3_ceil_div_u64(panel.n_cols, block_cols);
+      float scales[K3_MAX_REGIONS];
+      encode_fp8_panel(encoder, &panel, scales);
+      for (size_t r = 0; r < panel.n_regions; r++)
         k3_quant_store_float(scheme->scale_dtype, scale, scale_index++, scales[r]);
     }
   }

@@ -76,7 +76,7 @@ static void encode_e4m3_plain(enum k3_dtype dtype, const uint8_t *src, size_t n,
     store_codes_32(e4m3_quotients(_mm256_loadu_ps(wide), divisor), e4m3_quotients(_mm256_loadu_ps(wide + 8), divisor),
                    e4m3_quotients(_mm256_loadu_ps(wide + 16), divisor), e4m3_quotients(_mm256_loadu_ps(wide + 24), divisor), dst + i);
   }
-  SCALAR.encode_e4m3(dtype, src + i * elem_nbytes, 1, 0, n - i, scale, dst + i);
+  SCALAR.encode_e4m3(dtype, src + i * elem_nbytes, 1, 0, n - i, n, &scale, dst + i);
 }
 
 // Eight BF16 magnitudes divided by the scale (argument 1 at the head of this file), as far as E4M3 tells. An overflow gives Inf or NaN, and minps
@@ -165,24 +165,45 @@ static bool e4m3_by_table_32(const uint8_t *src, const struct e4m3_table *table,
   return true;
 }
 
-void k3_encode_e4m3_avx2(enum k3_dtype dtype, const void *src, size_t n_rows, size_t stride, size_t n, float scale, uint8_t *dst) {
-  const size_t elem_nbytes = k3_dtype_bits(dtype) / 8;
-  const bool is_fast = dtype == K3_DTYPE_BF16 && scale >= FAST_SCALE_MIN && scale <= FAST_SCALE_MAX;
-  const __m256 divisor = _mm256_set1_ps(scale), inverse = _mm256_set1_ps(1.0f / scale);
-  const __m256i least = _mm256_set1_epi8((char)e4m3_least(k3_f32_bits(scale) >> 23));
+// A run of weights that share a scale, and what is known about it.
+struct e4m3_region {
+  float scale;
+  bool is_fast, has_table;
+  int least;
   struct e4m3_table table;
-  const bool has_table = is_fast && n_rows * n >= 512;  // the table costs as much as 128 weights
-  if (has_table)
-    make_e4m3_table(scale, &table);
+};
+
+static void prepare_region(enum k3_dtype dtype, float scale, size_t n_weights, struct e4m3_region *region) {
+  region->scale = scale;
+  region->is_fast = dtype == K3_DTYPE_BF16 && scale >= FAST_SCALE_MIN && scale <= FAST_SCALE_MAX;
+  region->has_table = region->is_fast && n_weights >= 512;  // the table costs as much as 128 weights
+  region->least = e4m3_least(k3_f32_bits(scale) >> 23);
+  if (region->has_table)
+    make_e4m3_table(scale, &region->table);
+}
+
+static void encode_run(enum k3_dtype dtype, const uint8_t *src, size_t n, const struct e4m3_region *region, uint8_t *dst) {
+  const __m256 divisor = _mm256_set1_ps(region->scale), inverse = _mm256_set1_ps(1.0f / region->scale);
+  const __m256i least = _mm256_set1_epi8((char)region->least);
+  size_t i = 0;
+  for (; region->is_fast && i + 32 <= n; i += 32) {
+    if (!region->has_table || !e4m3_by_table_32(src + 2 * i, &region->table, least, dst + i))
+      e4m3_of_bf16_32(src + 2 * i, region->scale, divisor, inverse, dst + i);
+  }
+  if (i < n)
+    encode_e4m3_plain(dtype, src + i * (k3_dtype_bits(dtype) / 8), n - i, region->scale, dst + i);
+}
+
+void k3_encode_e4m3_avx2(enum k3_dtype dtype, const void *src, size_t n_rows, size_t stride, size_t n_cols, size_t region_cols, const float *scales,
+                         uint8_t *dst) {
+  struct e4m3_region regions[K3_MAX_REGIONS];
+  for (size_t col = 0; col < n_cols; col += region_cols)
+    prepare_region(dtype, scales[col / region_cols], n_rows * region_cols, &regions[col / region_cols]);
   for (size_t row = 0; row < n_rows; row++) {
-    const uint8_t *from = (const uint8_t *)src + row * stride * elem_nbytes;
-    uint8_t *to = dst + row * stride;
-    size_t i = 0;
-    for (; is_fast && i + 32 <= n; i += 32) {
-      if (!has_table || !e4m3_by_table_32(from + 2 * i, &table, least, to + i))
-        e4m3_of_bf16_32(from + 2 * i, scale, divisor, inverse, to + i);
+    for (size_t col = 0; col < n_cols; col += region_cols) {
+      size_t at = row * stride + col, n_run = n_cols - col < region_cols ? n_cols - col : region_cols;
+      encode_run(dtype, (const uint8_t *)src + at * (k3_dtype_bits(dtype) / 8), n_run, &regions[col / region_cols], dst + at);
     }
-    encode_e4m3_plain(dtype, from + i * elem_nbytes, n - i, scale, to + i);
   }
 }
 

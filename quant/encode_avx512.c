@@ -119,27 +119,49 @@ static bool e4m3_by_table_64(const uint8_t *src, const struct e4m3_table *table,
   return true;
 }
 
-void k3_encode_e4m3_avx512(enum k3_dtype dtype, const void *src, size_t n_rows, size_t stride, size_t n, float scale, uint8_t *dst) {
-  if (dtype != K3_DTYPE_BF16 || !(scale >= FAST_SCALE_MIN && scale <= FAST_SCALE_MAX)) {
-    k3_encode_e4m3_avx2(dtype, src, n_rows, stride, n, scale, dst);
+struct e4m3_region {
+  float scale;
+  bool is_fast, has_table;
+  int least;
+  struct e4m3_table table;
+};
+
+static void prepare_region(float scale, size_t n_weights, struct e4m3_region *region) {
+  region->scale = scale;
+  region->is_fast = scale >= FAST_SCALE_MIN && scale <= FAST_SCALE_MAX;
+  region->has_table = region->is_fast && n_weights >= 512;
+  region->least = e4m3_least(k3_f32_bits(scale) >> 23);
+  if (region->has_table)
+    make_e4m3_table(scale, &region->table);
+}
+
+static void encode_bf16_run(const uint8_t *src, size_t n, const struct e4m3_region *region, uint8_t *dst) {
+  const __m512 divisor = _mm512_set1_ps(region->scale), inverse = _mm512_set1_ps(1.0f / region->scale);
+  const __m512i least = _mm512_set1_epi8((char)region->least);
+  size_t i = 0;
+  for (; region->is_fast && i + 64 <= n; i += 64) {
+    if (!(region->has_table && e4m3_by_table_64(src + 2 * i, &region->table, least, dst + i)) &&
+        !e4m3_of_bf16_64(src + 2 * i, divisor, inverse, dst + i))
+      k3_encode_e4m3_avx2(K3_DTYPE_BF16, src + 2 * i, 1, 0, 64, 64, &region->scale, dst + i);
+  }
+  if (i < n)
+    k3_encode_e4m3_avx2(K3_DTYPE_BF16, src + 2 * i, 1, 0, n - i, n - i, &region->scale, dst + i);
+}
+
+void k3_encode_e4m3_avx512(enum k3_dtype dtype, const void *src, size_t n_rows, size_t stride, size_t n_cols, size_t region_cols, const float *scales,
+                           uint8_t *dst) {
+  if (dtype != K3_DTYPE_BF16) {
+    k3_encode_e4m3_avx2(dtype, src, n_rows, stride, n_cols, region_cols, scales, dst);
     return;
   }
-  const __m512 divisor = _mm512_set1_ps(scale), inverse = _mm512_set1_ps(1.0f / scale);
-  const __m512i least = _mm512_set1_epi8((char)e4m3_least(k3_f32_bits(scale) >> 23));
-  struct e4m3_table table;
-  const bool has_table = n_rows * n >= 512;
-  if (has_table)
-    make_e4m3_table(scale, &table);
+  struct e4m3_region regions[K3_MAX_REGIONS];
+  for (size_t col = 0; col < n_cols; col += region_cols)
+    prepare_region(scales[col / region_cols], n_rows * region_cols, &regions[col / region_cols]);
   for (size_t row = 0; row < n_rows; row++) {
-    const uint8_t *from = (const uint8_t *)src + row * stride * 2;
-    uint8_t *to = dst + row * stride;
-    size_t i = 0;
-    for (; i + 64 <= n; i += 64) {
-      if (!(has_table && e4m3_by_table_64(from + 2 * i, &table, least, to + i)) && !e4m3_of_bf16_64(from + 2 * i, divisor, inverse, to + i))
-        k3_encode_e4m3_avx2(dtype, from + 2 * i, 1, 0, 64, scale, to + i);
+    for (size_t col = 0; col < n_cols; col += region_cols) {
+      size_t at = row * stride + col, n_run = n_cols - col < region_cols ? n_cols - col : region_cols;
+      encode_bf16_run((const uint8_t *)src + 2 * at, n_run, &regions[col / region_cols], dst + at);
     }
-    if (i < n)
-      k3_encode_e4m3_avx2(dtype, from + 2 * i, 1, 0, n - i, scale, to + i);
   }
 }
 
@@ -319,6 +341,7 @@ void k3_encode_mxfp8_avx512(enum k3_mx_mode mode, enum k3_dtype dtype, const voi
   const uint8_t *from = src;
   struct e4m3_table table;
   make_e4m3_table(1.0f, &table);
+  const __mmask64 of_second = 0xFF00FF00FF00FF00u;
   size_t b = 0;
   for (; dtype == K3_DTYPE_BF16 && b + 16 <= n_blocks; b += 16) {
     const uint8_t *blocks = from + 64 * b;
@@ -330,11 +353,11 @@ void k3_encode_mxfp8_avx512(enum k3_mx_mode mode, enum k3_dtype dtype, const voi
     store_bytes_16(bytes, scales + b);
     for (size_t i = b; i < b + 16; i += 2) {
       // Packing leaves 8 weights of the first and 8 of the second vector in every quarter.
-      const long long least[2] = {(e4m3_least(scales[i]) & 0xFF) * 0x0101010101010101ll, (e4m3_least(scales[i + 1]) & 0xFF) * 0x0101010101010101ll};
-      if (e4m3_by_table_64(from + 64 * i, &table, _mm512_set4_epi64(least[1], least[0], least[1], least[0]), codes + 32 * i))
+      __m512i least = _mm512_mask_set1_epi8(_mm512_set1_epi8((char)e4m3_least(scales[i])), of_second, (char)e4m3_least(scales[i + 1]));
+      if (e4m3_by_table_64(from + 64 * i, &table, least, codes + 32 * i))
         continue;
-      for (size_t half = i; half < i + 2; half++)
-        k3_encode_e4m3_avx2(dtype, from + 64 * half, 1, 0, 32, k3_f32_from_e8m0(scales[half]), codes + 32 * half);
+      const float pair[2] = {k3_f32_from_e8m0(scales[i]), k3_f32_from_e8m0(scales[i + 1])};
+      k3_encode_e4m3_avx2(dtype, from + 64 * i, 1, 0, 64, 32, pair, codes + 32 * i);
     }
   }
   k3_encode_mxfp8_avx2(mode, dtype, from + 32 * b * (k3_dtype_bits(dtype) / 8), n_blocks - b, scales + b, codes + 32 * b);

@@ -9,6 +9,8 @@
 #include "base/dtype.h"
 #include "quant/encode.h"
 
+enum { K3_MAX_REGIONS = 64 };
+
 struct k3_quant_kernels {
   // n elements of BF16, F16 or F32, widened.
   void (*widen)(enum k3_dtype dtype, const void *src, size_t n, float *dst);
@@ -18,8 +20,10 @@ struct k3_quant_kernels {
   void (*decode_e2m1)(const uint8_t *src, size_t n_blocks, size_t block_elems, const float *scales, float *dst);
   // F32 bits of the largest magnitude; NaN is above everything.
   uint32_t (*amax_bits)(enum k3_dtype dtype, const void *src, size_t n);
-  // n_rows runs of n weights with one scale; row r begins at element r * stride of src and of dst.
-  void (*encode_e4m3)(enum k3_dtype dtype, const void *src, size_t n_rows, size_t stride, size_t n, float scale, uint8_t *dst);
+  // A panel [n_rows, n_cols]; row r begins at element r * stride of src and of dst. Columns r * region_cols and on have scales[r]; at most
+  // K3_MAX_REGIONS regions.
+  void (*encode_e4m3)(enum k3_dtype dtype, const void *src, size_t n_rows, size_t stride, size_t n_cols, size_t region_cols, const float *scales,
+                      uint8_t *dst);
   // As the functions of quant/encode.h.
   void (*encode_nvfp4)(enum k3_nvfp4_mode mode, float second, enum k3_dtype dtype, const void *src, size_t n_blocks, uint8_t *scales, uint8_t *codes);
   void (*encode_mxfp4)(enum k3_mx_mode mode, enum k3_dtype dtype, const void *src, size_t n_blocks, uint8_t *scales, uint8_t *codes);

@@ -39,10 +39,11 @@ static uint32_t amax_bits(enum k3_dtype dtype, const void *src, size_t n) {
   return largest;
 }
 
-static void encode_e4m3(enum k3_dtype dtype, const void *src, size_t n_rows, size_t stride, size_t n, float scale, uint8_t *dst) {
+static void encode_e4m3(enum k3_dtype dtype, const void *src, size_t n_rows, size_t stride, size_t n_cols, size_t region_cols, const float *scales,
+                        uint8_t *dst) {
   for (size_t row = 0; row < n_rows; row++) {
-    for (size_t i = row * stride; i < row * stride + n; i++)
-      dst[i] = k3_e4m3_from_f32(k3_load_float(dtype, src, i) / scale);
+    for (size_t col = 0; col < n_cols; col++)
+      dst[row * stride + col] = k3_e4m3_from_f32(k3_load_float(dtype, src, row * stride + col) / scales[col / region_cols]);
   }
 }
 
@@ -82,7 +83,8 @@ static void encode_mxfp8(enum k3_mx_mode mode, enum k3_dtype dtype, const void *
   for (size_t b = 0; b < n_blocks; b++) {
     const void *block = element(dtype, src, 32 * b);
     scales[b] = k3_mx_scale_byte(mode, K3_MX_E4M3, amax_bits(dtype, block, 32));
-    encode_e4m3(dtype, block, 1, 0, 32, k3_f32_from_e8m0(scales[b]), codes + 32 * b);
+    float scale = k3_f32_from_e8m0(scales[b]);
+    encode_e4m3(dtype, block, 1, 0, 32, 32, &scale, codes + 32 * b);
   }
 }
 

@@ -69,6 +69,10 @@ static void assert_same(const char *what, enum k3_simd level, const void *ours, 
   }
 }
 
+static void encode_run(const struct k3_quant_kernels *table, enum k3_dtype dtype, const void *src, size_t n, float scale, uint8_t *dst) {
+  table->encode_e4m3(dtype, src, 1, 0, n, n, &scale, dst);
+}
+
 enum { MAX = 700 };
 static uint8_t src_buffer[4 * MAX + 64], out[2][4 * MAX + 64], scale_out[2][MAX];
 
@@ -91,8 +95,8 @@ static void test_lengths_and_alignments(void **state) {
         assert_same("widen", level, out[0], out[1], sizeof out[0]);
         assert_int_equal(table->amax_bits(DTYPES[d], src, n), SCALAR->amax_bits(DTYPES[d], src, n));
         reset_outputs();
-        table->encode_e4m3(DTYPES[d], src, 1, 0, n, 0.00037f, out[0] + n % 5);
-        SCALAR->encode_e4m3(DTYPES[d], src, 1, 0, n, 0.00037f, out[1] + n % 5);
+        encode_run(table, DTYPES[d], src, n, 0.00037f, out[0] + n % 5);
+        encode_run(SCALAR, DTYPES[d], src, n, 0.00037f, out[1] + n % 5);
         assert_same("encode_e4m3", level, out[0], out[1], sizeof out[0]);
         size_t n_blocks = n % 40;
         fill(src, DTYPES[d], 16 * n_blocks, n % N_FILLS);
@@ -171,9 +175,9 @@ static void test_e4m3_all_bf16(void **state) {
     else
       bits = (uint32_t)(90 + random_u64() % 50) << 23 | (uint32_t)(random_u64() & 0x7FFFFF);
     float scale = k3_f32_from_bits(bits);
-    SCALAR->encode_e4m3(K3_DTYPE_BF16, inputs, 1, 0, 65536, scale, scalar);
+    encode_run(SCALAR, K3_DTYPE_BF16, inputs, 65536, scale, scalar);
     FOR_EVERY_TABLE {
-      table->encode_e4m3(K3_DTYPE_BF16, inputs, 1, 0, 65536, scale, ours);
+      encode_run(table, K3_DTYPE_BF16, inputs, 65536, scale, ours);
       assert_same("encode_e4m3 of all BF16", level, ours, scalar, sizeof ours);
     }
   }
@@ -191,27 +195,33 @@ static void test_e4m3_table(void **state) {
     uint32_t exponent = (k3_f32_bits(scale) >> 23) - 9;  // from deep in the subnormal codes to saturation
     for (uint32_t i = 0; i < N; i++)
       inputs[i] = (uint16_t)(((exponent << 7) + i) | (i * 2654435761u & 0x8000));
-    SCALAR->encode_e4m3(K3_DTYPE_BF16, inputs, 1, 0, N, scale, scalar);
+    encode_run(SCALAR, K3_DTYPE_BF16, inputs, N, scale, scalar);
     FOR_EVERY_TABLE {
-      table->encode_e4m3(K3_DTYPE_BF16, inputs, 1, 0, N, scale, ours);
+      encode_run(table, K3_DTYPE_BF16, inputs, N, scale, ours);
       assert_same("encode_e4m3 by table", level, ours, scalar, N);
       for (int i = 0; i < N; i += 128)
-        table->encode_e4m3(K3_DTYPE_BF16, inputs + i, 1, 0, 128, scale, ours + i);
+        encode_run(table, K3_DTYPE_BF16, inputs + i, 128, scale, ours + i);
       assert_same("encode_e4m3 without table", level, ours, scalar, N);
     }
   }
 }
 
-// Rows apart: what lies between them is not touched.
-static void test_e4m3_strided(void **state) {
+// Panels: rows apart, regions of columns with scales of their own, the last one short. What lies between the rows is not touched.
+static void test_e4m3_panels(void **state) {
   (void)state;
-  fill(src_buffer, K3_DTYPE_BF16, MAX, FILL_WEIGHTS);
-  for (size_t n = 1; n <= 96; n += 19) {
-    FOR_EVERY_TABLE {
-      reset_outputs();
-      table->encode_e4m3(K3_DTYPE_BF16, src_buffer, 6, 100, n, 0.0001f, out[0]);
-      SCALAR->encode_e4m3(K3_DTYPE_BF16, src_buffer, 6, 100, n, 0.0001f, out[1]);
-      assert_same("encode_e4m3 rows", level, out[0], out[1], sizeof out[0]);
+  static uint16_t src[40 * 300];
+  static uint8_t ours[40 * 300], scalar[40 * 300];
+  fill(src, K3_DTYPE_BF16, 40 * 300, FILL_WEIGHTS);
+  static const float scales[5] = {0.0001f, 0.00037f, 1e-30f, 0.02f, 0.0003f};
+  for (size_t n_cols = 1; n_cols <= 260; n_cols += 37) {
+    for (size_t region_cols = 64; region_cols <= 200; region_cols += 61) {
+      memset(scalar, 0xA5, sizeof scalar);
+      SCALAR->encode_e4m3(K3_DTYPE_BF16, src, 40, 300, n_cols, region_cols, scales, scalar);
+      FOR_EVERY_TABLE {
+        memset(ours, 0xA5, sizeof ours);
+        table->encode_e4m3(K3_DTYPE_BF16, src, 40, 300, n_cols, region_cols, scales, ours);
+        assert_same("encode_e4m3 of a panel", level, ours, scalar, sizeof ours);
+      }
     }
   }
 }
@@ -373,7 +383,7 @@ int main(void) {
     printf("this machine has no AVX2: only the scalar code is tested\n");
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_lengths_and_alignments), cmocka_unit_test(test_decode_all_codes), cmocka_unit_test(test_e4m3_all_bf16),
-      cmocka_unit_test(test_e4m3_table),             cmocka_unit_test(test_e4m3_strided),     cmocka_unit_test(test_nvfp4),
+      cmocka_unit_test(test_e4m3_table),             cmocka_unit_test(test_e4m3_panels),      cmocka_unit_test(test_nvfp4),
       cmocka_unit_test(test_mx),                     cmocka_unit_test(test_dot),              cmocka_unit_test(test_dot_of_schemes),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
