@@ -81,6 +81,11 @@ static const struct k3_synth_symbol tiny[] = {
     {"H", 64},  {"Ht", 64}, {"A", 3},   {"L", 3},  {"N", 4},         {"P", 16},     {"R", 8},   {"Vd", 16},   {"Rq", 32},
     {"Rk", 32}, {"I", 128}, {"V", 512}, {"M", 16}, {"theta", 10000}, {"factor", 4}, {"M0", 64}, {"depth", 8}, {0},
 };
+// Every rank of 16 gets a head, and whole blocks of 128 rows and columns.
+static const struct k3_synth_symbol heads[] = {
+    {"H", 64},  {"Ht", 64},  {"A", 2},   {"L", 2},  {"N", 16},        {"P", 128},    {"R", 128}, {"Vd", 128},  {"Rq", 64},
+    {"Rk", 64}, {"I", 2048}, {"V", 512}, {"M", 16}, {"theta", 10000}, {"factor", 4}, {"M0", 64}, {"depth", 8}, {0},
+};
 static const struct k3_synth_symbol small[] = {
     {"H", 1024}, {"Ht", 1024}, {"A", 3},    {"L", 2},  {"N", 8},         {"P", 128},     {"R", 64},    {"Vd", 128},   {"Rq", 384},
     {"Rk", 256}, {"I", 2048},  {"V", 4096}, {"M", 64}, {"theta", 50000}, {"factor", 32}, {"M0", 4096}, {"depth", 30}, {0},
@@ -190,6 +195,8 @@ static const struct k3_synth_preset presets[] = {
      false, DRAFT_META},
     {"tiny-aliases", "tiny with fc, hidden_norm, norm and a head of its own, in 3 shards", draft_tables_aliases, tiny, draft_config,
      "1,\n    3,\n    6", "", 3, false, DRAFT_META},
+    {"tiny-heads", "2 layers of 16 wide heads and a head of its own: whatever the scheme, 16 ranks can share it", draft_tables_aliases, heads,
+     draft_config, "2,\n    5", "", 1, false, DRAFT_META},
     {"k3-dspark-small", "a drafter of 2 layers and hidden size 1024, for numeric tests", draft_tables, small, draft_config, "2,\n    14,\n    26", "",
      1, false, DRAFT_META},
     {"k3-dspark-small-target", "its target's embedding, head and some more, in 3 shards", target_tables, small, target_config, "", "", 3, false,

@@ -69,7 +69,24 @@ expect 2 "$K3PACK" convert draft -o tp2 --tp 2 --target target --force
 [ -e tp2/mine ] && [ -e tp2/rank-3-of-4.safetensors ] || fail "another's file is gone"
 expect 2 "$K3PACK" convert draft -o draft/inside --tp 2
 
+# FP8 blocks of 128 rows: the tiny drafter is too small for two ranks, and that is said.
+"$K3PACK" synth blocks --preset tiny --quant fp8-block --quiet
+expect 5 "$K3PACK" convert blocks -o blocks2 --tp 2
+grep -q 'PCK05.*q_b_proj.*96 rows with one scale for every 128.*tp 1)' err || fail "PCK05: $(cat err)"
+
 if command -v "${K3PACK_PYTHON:-python3}" >/dev/null; then
+  # Row and column splits of every scheme and dialect.
+  for quant in none fp8 fp8-tensor fp8-block mxfp8 nvfp4 mxfp4 "nvfp4 --dialect modelopt" "fp8-block --dialect deepseek"; do
+    for tp in 2 16; do
+      rm -rf folder heads heads.k3p
+      # shellcheck disable=SC2086
+      "$K3PACK" synth heads --preset tiny-heads --quiet --quant $quant
+      "$K3PACK" convert heads -o heads.k3p --quiet
+      "$K3PACK" convert heads -o folder --tp $tp --quiet
+      "$K3PACK" verify folder --quiet
+      "${K3PACK_PYTHON:-python3}" "$here/tests/python/split_equals_whole.py" heads.k3p folder $tp
+    done
+  done
   for tp in 1 2 4; do
     rm -rf folder
     "$K3PACK" convert draft -o folder --tp $tp --target target --quiet
