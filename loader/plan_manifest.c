@@ -11,6 +11,7 @@ enum { MANIFEST_ROUND_NBYTES = 64 };
 // Lists grow in plain memory (the arena cannot), strings live in the manifest's arena or in the checkpoint.
 struct lists {
   struct k3_manifest m;
+  char *model_json;  // of recipes that describe their model
   size_t sources_capacity, documents_capacity, tensors_capacity, linears_capacity, views_capacity, reductions_capacity, dropped_capacity;
 };
 
@@ -203,6 +204,7 @@ static enum k3_status fill(const struct k3_plan *plan, struct lists *l, struct k
   l->m.recipe_sha256 = recipe->sha256;
   l->m.family = recipe->family;
   l->m.dspark = plan->dspark;
+  l->m.model_json = l->model_json;
   l->m.root = plan->mapper.root ? plan->mapper.root : "";
   l->m.image_root = recipe->image_root;
   l->m.tp_size = plan->part.tp;
@@ -231,6 +233,11 @@ static enum k3_status fill(const struct k3_plan *plan, struct lists *l, struct k
 
 enum k3_status k3_plan_write_manifest(struct k3_plan *plan, struct k3_error *err) {
   struct lists l = {0};
+  if (plan->recipe->model && plan->ckpt->config) {
+    l.model_json = k3_recipe_model_json(plan->recipe, plan->ckpt->config, err);
+    if (!l.model_json)
+      return err && err->status != K3_OK ? err->status : K3_NO_MEMORY;
+  }
   enum k3_status status = fill(plan, &l, err);
   if (status == K3_OK) {
     k3_free(plan->manifest);
@@ -239,6 +246,7 @@ enum k3_status k3_plan_write_manifest(struct k3_plan *plan, struct k3_error *err
   }
   if (status == K3_OK)
     plan->manifest_nbytes = (strlen(plan->manifest) + MANIFEST_ROUND_NBYTES - 1) / MANIFEST_ROUND_NBYTES * MANIFEST_ROUND_NBYTES;
+  k3_free(l.model_json);
   k3_free(l.m.sources);
   k3_free(l.m.documents);
   k3_free(l.m.tensors);

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "loader/family.h"
 #include "loader/linears_parts.h"
 #include "loader/plan.h"
 #include "loader/plan_parts.h"
@@ -249,7 +250,7 @@ static bool same_instance(const struct k3_mapped *a, const struct k3_mapped *b) 
 
 static void expected_name(const struct k3_plan *plan, size_t m, const uint64_t *indexes, const char *param, char *dst, size_t capacity) {
   const struct k3_recipe_module *module = &plan->recipe->modules[m];
-  size_t n = (size_t)snprintf(dst, capacity, "%s", module->outer ? plan->mapper.outer_root : plan->mapper.root);
+  size_t n = (size_t)snprintf(dst, capacity, "%s", k3_mapper_prefix(&plan->mapper, module));
   n += k3_recipe_expand(plan->recipe, module->name, indexes, dst + n, capacity - n);
   if (n < capacity)
     snprintf(dst + n, capacity - n, ".%s", param);
@@ -311,32 +312,66 @@ static void check_instance(struct k3_plan *plan, size_t first, size_t last, stru
   }
 }
 
-// Whether another module of the same stack has an instance with these indexes (as far as the stack's name uses them).
-static bool siblings_present(const struct k3_plan *plan, size_t m, const uint64_t *indexes) {
-  const struct k3_recipe_module *module = &plan->recipe->modules[m];
-  char wanted[512], candidate[512];
-  k3_recipe_expand(plan->recipe, module->into, indexes, wanted, sizeof wanted);
-  for (size_t s = 0; module->shard && s < plan->n_shards; s++) {
-    const struct k3_mapped *mapped = &plan->shards[s].mapped;
-    if (mapped->module == K3_MODULE_CARRY || strcmp(plan->recipe->modules[mapped->module].into, module->into) != 0)
-      continue;
-    uint64_t other[K3_RECIPE_MAX_INDEXES];
-    for (int i = 0; i < K3_RECIPE_MAX_INDEXES; i++)
-      other[i] = mapped->index[i];
-    k3_recipe_expand(plan->recipe, module->into, other, candidate, sizeof candidate);
-    if (strcmp(wanted, candidate) == 0)
-      return true;
-  }
-  return false;
-}
-
 static bool uses_index(const struct k3_recipe *recipe, const char *pattern, size_t index) {
   char text[4] = {'{', recipe->indexes[index].letter, '}', '\0'};
   return strstr(pattern, text) != NULL;
 }
 
+// Whether another module of the same stack has an instance with these indexes (as far as the stack's name uses them).
+static bool siblings_present(const struct k3_plan *plan, size_t m, const uint64_t *indexes) {
+  const struct k3_recipe *recipe = plan->recipe;
+  const char *into = recipe->modules[m].into;
+  bool used[K3_RECIPE_MAX_INDEXES] = {false}, same_stack = false;
+  for (size_t i = 0; i < recipe->n_indexes; i++)
+    used[i] = uses_index(recipe, into, i);
+  size_t last = SIZE_MAX;
+  for (size_t s = 0; recipe->modules[m].shard && s < plan->n_shards; s++) {
+    const struct k3_mapped *mapped = &plan->shards[s].mapped;
+    if (mapped->module == K3_MODULE_CARRY)
+      continue;
+    if (mapped->module != last) {  // sorted by module, so one comparison of names each
+      last = mapped->module;
+      same_stack = strcmp(recipe->modules[last].into, into) == 0;
+    }
+    bool equal = same_stack;
+    for (size_t i = 0; equal && i < K3_RECIPE_MAX_INDEXES; i++)
+      equal = !used[i] || mapped->index[i] == indexes[i];
+    if (equal)
+      return true;
+  }
+  return false;
+}
+
+// For every index from whose value on instances are optional: which values some tensor has.
+struct presence {
+  uint8_t *of[K3_RECIPE_MAX_INDEXES];  // [index_counts], NULL where nothing is optional
+};
+
+static enum k3_status note_presence(const struct k3_plan *plan, struct presence *present, struct k3_error *err) {
+  const struct k3_recipe *recipe = plan->recipe;
+  for (size_t i = 0; i < recipe->n_indexes; i++) {
+    if (plan->mapper.optional_from[i] >= plan->mapper.index_counts[i])
+      continue;
+    present->of[i] = k3_calloc(plan->mapper.index_counts[i], 1, err);
+    if (!present->of[i])
+      return K3_NO_MEMORY;
+    size_t last = SIZE_MAX;
+    bool used = false;
+    for (size_t s = 0; s < plan->n_shards; s++) {
+      const struct k3_mapped *mapped = &plan->shards[s].mapped;
+      if (mapped->module == K3_MODULE_CARRY)
+        continue;
+      if (mapped->module != last)
+        used = uses_index(recipe, recipe->modules[last = mapped->module].name, i);
+      if (used)
+        present->of[i][mapped->index[i]] = 1;
+    }
+  }
+  return K3_OK;
+}
+
 // Walks the instances that a module must have, in the order of the sorted shards, and reports those that are absent.
-static enum k3_status check_module(struct k3_plan *plan, size_t m, size_t *at, struct k3_findings *findings, struct k3_error *err) {
+static void check_module(struct k3_plan *plan, size_t m, const struct presence *present, size_t *at, struct k3_findings *findings) {
   const struct k3_recipe *recipe = plan->recipe;
   const struct k3_recipe_module *module = &recipe->modules[m];
   uint64_t count[K3_RECIPE_MAX_INDEXES], indexes[K3_RECIPE_MAX_INDEXES] = {0};
@@ -347,18 +382,18 @@ static enum k3_status check_module(struct k3_plan *plan, size_t m, size_t *at, s
   for (size_t i = 0; i < K3_RECIPE_MAX_INDEXES; i++)
     more &= count[i] > 0;
   while (more) {
-    bool exists = true;
-    if (indexes[1] == 0)  // one look at the layer lists for each layer
-      K3_TRY(k3_recipe_layer_exists(recipe, plan->mapper.config, module, indexes[0], &exists, err));
+    bool exists = k3_mapper_layer_exists(&plan->mapper, m, indexes[0]), demanded = module->role == K3_ROLE_CORE;
     struct k3_mapped key = {.module = (uint16_t)m};
     for (size_t i = 0; i < K3_RECIPE_MAX_INDEXES; i++)
       key.index[i] = (uint32_t)indexes[i];
+    for (size_t i = 0; i < K3_RECIPE_MAX_INDEXES; i++)
+      demanded &= count[i] <= 1 || indexes[i] < plan->mapper.optional_from[i] || present->of[i][indexes[i]];
     size_t first = *at;
     while (*at < plan->n_shards && same_instance(&plan->shards[*at].mapped, &key))
       ++*at;
     if (*at > first) {
       check_instance(plan, first, *at, findings);
-    } else if (exists && module->role == K3_ROLE_CORE) {
+    } else if (exists && demanded) {
       plan->n_expected += module->n_params;
       // Thousands of absent experts are one cause; the kept findings show the first ones.
       bool siblings = n_absent < K3_FINDINGS_KEPT_PER_RULE && siblings_present(plan, m, indexes);
@@ -377,15 +412,19 @@ static enum k3_status check_module(struct k3_plan *plan, size_t m, size_t *at, s
       more = indexes[i] != 0;
     }
   }
-  return K3_OK;
 }
 
 static enum k3_status check_complete(struct k3_plan *plan, struct k3_findings *findings, struct k3_error *err) {
   size_t at = 0;
+  struct presence present = {{NULL}};
   if (plan->n_shards > 1)
     qsort(plan->shards, plan->n_shards, sizeof *plan->shards, compare_by_instance);
-  for (size_t m = 0; m < plan->recipe->n_modules; m++)
-    K3_TRY(check_module(plan, m, &at, findings, err));
+  enum k3_status status = note_presence(plan, &present, err);
+  for (size_t m = 0; status == K3_OK && m < plan->recipe->n_modules; m++)
+    check_module(plan, m, &present, &at, findings);
+  for (size_t i = 0; i < K3_RECIPE_MAX_INDEXES; i++)
+    k3_free(present.of[i]);
+  K3_TRY(status);
   for (; at < plan->n_shards; at++) {  // carried tensors sort last
     plan->n_expected++;
     plan->n_present++;
@@ -428,8 +467,11 @@ static void check_reserved(struct k3_plan *plan, struct k3_findings *findings) {
 static enum k3_status check_family(struct k3_plan *plan, bool *stop, struct k3_findings *findings, struct k3_error *err) {
   uint64_t errors_before = findings->n_errors;
   *stop = false;
-  if (strcmp(plan->recipe->family, "k3-dspark") != 0)
+  if (strcmp(plan->recipe->family, "k3-dspark") != 0) {
+    k3_family_check_config(plan->recipe, plan->ckpt->config, findings);
+    *stop = findings->n_errors > errors_before;
     return K3_OK;
+  }
   enum k3_status status = k3_dspark_model_from_config(plan->ckpt->config, plan->options.block_width, &plan->dspark, findings);
   if (status == K3_NO_MEMORY)
     return k3_fail_memory(err, 0);
@@ -477,7 +519,8 @@ enum k3_status k3_plan_map(const struct k3_ckpt *ckpt, const struct k3_ckpt *tar
   K3_TRY_GOTO(status, out, check_complete(plan, findings, err));
   count_view_shards(plan);
   K3_TRY_GOTO(status, out, k3_plan_classify(plan, findings, err));
-  status = k3_plan_check_shapes(plan, findings, err);
+  K3_TRY_GOTO(status, out, k3_plan_check_shapes(plan, findings, err));
+  status = k3_family_check_tensors(plan, findings, err);
 out:
   if (status != K3_OK)
     k3_plan_free(plan);

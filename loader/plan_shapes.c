@@ -50,29 +50,59 @@ static void shape_text(const uint64_t *shape, unsigned rank, char *dst, size_t c
     snprintf(dst + n, capacity - n, "]");
 }
 
-// The shape that the recipe gives for a plain parameter; false when there is none to hold it against.
-static enum k3_status expected_shape(const struct k3_plan *plan, const struct k3_mapped *mapped, uint64_t shape[K3_RECIPE_MAX_RANK], unsigned *rank,
-                                     struct k3_error *err) {
-  const struct k3_recipe_module *module = &plan->recipe->modules[mapped->module];
-  const struct k3_recipe_param *param = &module->params[mapped->param >= K3_PARAM_OF_MODULE ? mapped->param - K3_PARAM_OF_MODULE : 0];
+// Shapes that the recipe gives for a plain parameter, evaluated once where they do not depend on an index: half a million tensors share a few dozen.
+struct expected {
+  bool known;
+  uint64_t shape[K3_RECIPE_MAX_RANK];
+};
+
+struct shapes {
+  struct expected *cached;  // [n_modules, max_params]
+  size_t max_params;
+};
+
+static bool fits(const uint64_t *expected, unsigned rank, const struct k3_st_tensor *t, bool packed) {
+  bool equal = rank == t->rank;
+  for (unsigned i = 0; equal && i < rank; i++)
+    equal = (packed && i == 1 && rank == 2 ? expected[i] / 2 : expected[i]) == t->shape[i];  // two codes a byte
+  return equal;
+}
+
+static enum k3_status evaluate(const struct k3_plan *plan, const struct k3_mapped *mapped, const struct k3_recipe_param *param,
+                               uint64_t shape[K3_RECIPE_MAX_RANK], struct k3_error *err) {
   uint64_t indexes[K3_RECIPE_MAX_INDEXES];
   for (int i = 0; i < K3_RECIPE_MAX_INDEXES; i++)
     indexes[i] = mapped->index[i];
-  *rank = param->rank;
   for (unsigned i = 0; i < param->rank; i++)
     K3_TRY(k3_recipe_eval(plan->recipe, plan->mapper.config, param->shape[i], indexes, &shape[i], err));
   return K3_OK;
 }
 
-static enum k3_status check_one(const struct k3_plan *plan, const struct k3_plan_shard *shard, struct k3_findings *findings, struct k3_error *err) {
+static enum k3_status expected_shape(const struct k3_plan *plan, struct shapes *shapes, const struct k3_mapped *mapped,
+                                     uint64_t shape[K3_RECIPE_MAX_RANK], struct k3_error *err) {
+  size_t k = mapped->param >= K3_PARAM_OF_MODULE ? mapped->param - K3_PARAM_OF_MODULE : 0;
+  const struct k3_recipe_param *param = &plan->recipe->modules[mapped->module].params[k];
+  struct expected *cached = &shapes->cached[mapped->module * shapes->max_params + k];
+  if (!cached->known) {
+    K3_TRY(evaluate(plan, mapped, param, cached->shape, err));
+    cached->known = true;
+    for (unsigned i = 0; i < param->rank; i++)
+      cached->known &= strchr(param->shape[i], '{') == NULL;
+  }
+  memcpy(shape, cached->shape, sizeof cached->shape);
+  return K3_OK;
+}
+
+static enum k3_status check_one(const struct k3_plan *plan, struct shapes *shapes, const struct k3_plan_shard *shard, struct k3_findings *findings,
+                                struct k3_error *err) {
   const struct k3_mapped *mapped = &shard->mapped;
   const struct k3_st_tensor *t = k3_plan_source_of(plan, mapped);
   const struct k3_recipe_module *module = &plan->recipe->modules[mapped->module];
   if (mapped->param != K3_PARAM_WEIGHT && mapped->param != K3_PARAM_WEIGHT_PACKED && mapped->param < K3_PARAM_OF_MODULE)
     return K3_OK;  // companions are checked with their scheme
-  uint64_t expected[K3_RECIPE_MAX_RANK];
-  unsigned rank;
-  K3_TRY(expected_shape(plan, mapped, expected, &rank, err));
+  const struct k3_recipe_param *param = &module->params[mapped->param >= K3_PARAM_OF_MODULE ? mapped->param - K3_PARAM_OF_MODULE : 0];
+  uint64_t expected[K3_RECIPE_MAX_RANK], other[K3_RECIPE_MAX_RANK];
+  K3_TRY(expected_shape(plan, shapes, mapped, expected, err));
   bool plain = module->dtypes >> t->dtype & 1;
   bool quantised = module->linear && (t->dtype == K3_DTYPE_U8 || t->dtype == K3_DTYPE_I8 || t->dtype == K3_DTYPE_F8_E4M3 || t->dtype == K3_DTYPE_I32);
   if (!plain && !(quantised && mapped->param < K3_PARAM_OF_MODULE)) {
@@ -84,17 +114,19 @@ static enum k3_status check_one(const struct k3_plan *plan, const struct k3_plan
     k3_findings_report(findings, K3_MAP08, k3_plan_path_of(plan, mapped), t->name, allowed, "dtype %s", k3_dtype_name((enum k3_dtype)t->dtype));
     return K3_OK;
   }
-  if (!plain && shard->packed && rank == 2)
-    expected[1] /= 2;  // two codes a byte
   if (!plain && (t->dtype == K3_DTYPE_I32 || t->dtype == K3_DTYPE_I8))
     return K3_OK;  // the width of packed integers is a matter of the scheme
-  bool equal = rank == t->rank;
-  for (unsigned i = 0; equal && i < rank; i++)
-    equal = expected[i] == t->shape[i];
+  bool packed = !plain && shard->packed, equal = fits(expected, param->rank, t, packed);
+  for (const struct k3_recipe_param *at = param->other; at && !equal; at = at->other) {
+    K3_TRY(evaluate(plan, mapped, at, other, err));
+    equal = fits(other, at->rank, t, packed);
+  }
   if (!equal) {
     char found[160], allowed[160];
     shape_text(t->shape, t->rank, found, sizeof found);
-    shape_text(expected, rank, allowed, sizeof allowed);
+    if (packed && param->rank == 2)
+      expected[1] /= 2;
+    shape_text(expected, param->rank, allowed, sizeof allowed);
     k3_findings_report(findings, K3_MAP05, k3_plan_path_of(plan, mapped), t->name, allowed, "shape %s", found);
   }
   return K3_OK;
@@ -103,9 +135,15 @@ static enum k3_status check_one(const struct k3_plan *plan, const struct k3_plan
 // Shards that lie in one tensor must agree in dtype and row shape. Shards of a stack are not neighbours here, so each is held against the first of its
 // stack, found through the destination's name.
 enum k3_status k3_plan_check_shapes(struct k3_plan *plan, struct k3_findings *findings, struct k3_error *err) {
-  for (size_t s = 0; s < plan->n_shards; s++) {
+  struct shapes shapes = {.max_params = 1};
+  for (size_t m = 0; m < plan->recipe->n_modules; m++)
+    shapes.max_params = plan->recipe->modules[m].n_params > shapes.max_params ? plan->recipe->modules[m].n_params : shapes.max_params;
+  shapes.cached = k3_calloc(plan->recipe->n_modules * shapes.max_params, sizeof *shapes.cached, err);
+  enum k3_status status = shapes.cached ? K3_OK : K3_NO_MEMORY;
+  for (size_t s = 0; status == K3_OK && s < plan->n_shards; s++) {
     if (plan->shards[s].mapped.module != K3_MODULE_CARRY)
-      K3_TRY(check_one(plan, &plan->shards[s], findings, err));
+      status = check_one(plan, &shapes, &plan->shards[s], findings, err);
   }
-  return K3_OK;
+  k3_free(shapes.cached);
+  return status;
 }
