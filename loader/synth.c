@@ -14,7 +14,7 @@
 #include "base/pool.h"
 #include "formats/json_write.h"
 #include "formats/safetensors.h"
-#include "loader/synth_parts.h"
+#include "loader/synth_moe.h"
 
 enum { CHUNK_NBYTES = 4 << 20, MAX_SHARDS = 99999 };
 
@@ -49,8 +49,13 @@ static int by_width_then_name(const void *a, const void *b) {
   return difference ? difference : strcmp(x->name, y->name);
 }
 
-// Shards take the tensors in the order of their names, about equally many bytes each; within a shard wide elements come first, as the reference
-// writer has it.
+static int by_shard(const void *a, const void *b) {
+  const struct k3_synth_tensor *x = *(struct k3_synth_tensor *const *)a, *y = *(struct k3_synth_tensor *const *)b;
+  return x->shard != y->shard ? (x->shard < y->shard ? -1 : 1) : by_width_then_name(a, b);
+}
+
+// Shards take the tensors in the order of their names, about equally many bytes each, or as the model places them; within a shard wide elements come
+// first, as the reference writer has it.
 static enum k3_status lay_out(struct job *job, struct k3_error *err) {
   struct k3_synth_list *list = &job->list;
   uint64_t n_shards = job->options->n_shards ? job->options->n_shards : job->preset->n_shards, total = 0;
@@ -70,15 +75,23 @@ static enum k3_status lay_out(struct job *job, struct k3_error *err) {
       return k3_fail(err, K3_UNSUPPORTED, K3_RULE_NONE, NULL, job->preset->name, NULL, "the tensors have more than 2^64 bytes");
   }
   size_t next = 0;
+  bool placed = job->preset->moe && job->preset->moe->places && n_shards == job->preset->n_shards;
+  if (placed)
+    qsort(job->order, list->n_tensors, sizeof *job->order, by_shard);
   for (uint64_t s = 0; s < n_shards; s++) {
     struct shard *shard = &job->shards[s];
     if (n_shards == 1)
       snprintf(shard->name, sizeof shard->name, "model.safetensors");
     else
-      snprintf(shard->name, sizeof shard->name, "model-%05llu-of-%05llu.safetensors", (unsigned long long)s + 1, (unsigned long long)n_shards);
+      snprintf(shard->name, sizeof shard->name, "model-%05llu-of-%0*llu.safetensors", (unsigned long long)s + 1,
+               job->preset->moe ? job->preset->moe->n_count_digits : 5, (unsigned long long)n_shards);
     shard->tensors = job->order + next;
     uint64_t wanted = total / (n_shards - s), n_left = n_shards - s - 1;
-    while (next < list->n_tensors - n_left && (n_left == 0 || shard->n_tensors == 0 || shard->data_nbytes + job->order[next]->nbytes / 2 < wanted)) {
+    while (placed && next < list->n_tensors && job->order[next]->shard == s) {
+      shard->data_nbytes += job->order[next++]->nbytes;
+      shard->n_tensors++;
+    }
+    while (!placed && next < list->n_tensors - n_left && (n_left == 0 || shard->n_tensors == 0 || shard->data_nbytes + job->order[next]->nbytes / 2 < wanted)) {
       job->order[next]->shard = s;
       shard->data_nbytes += job->order[next++]->nbytes;
       shard->n_tensors++;

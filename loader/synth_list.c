@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "base/arith.h"
-#include "loader/synth_parts.h"
+#include "loader/synth_moe.h"
 
 enum { MAX_NAME_NBYTES = 512 };
 
@@ -16,7 +16,7 @@ static uint64_t symbol_value(const struct k3_synth_preset *preset, const char *n
 }
 
 // One expression, up to ',', '}' or the end, to which *text moves. The tables are ours: a bad one is a bug, which the tests of the presets see.
-static uint64_t evaluate(const struct k3_synth_preset *preset, const char **text) {
+uint64_t k3_synth_evaluate(const struct k3_synth_preset *preset, const char **text) {
   uint64_t sum = 0;
   for (char sign = '+';; sign = *(*text)++) {
     uint64_t product = 1;
@@ -37,7 +37,7 @@ static enum k3_status parse_shape(const struct k3_synth_preset *preset, const st
   const char *text = row->shape;
   tensor->n_elems = 1;
   for (bool more = true; more; text += more) {
-    uint64_t dim = evaluate(preset, &text);
+    uint64_t dim = k3_synth_evaluate(preset, &text);
     if (tensor->rank == K3_SYNTH_MAX_RANK || !k3_mul_u64(tensor->n_elems, dim, &tensor->n_elems) || tensor->n_elems == 0)
       return k3_fail(err, K3_UNSUPPORTED, K3_RULE_NONE, NULL, row->name, "1 to 4 dimensions above 0", "preset %s gives the shape %s", preset->name,
                      row->shape);
@@ -94,7 +94,9 @@ static int by_name(const void *a, const void *b) {
 
 enum k3_status k3_synth_list_make(const struct k3_synth_preset *preset, const char *root, enum k3_dtype dtype, struct k3_synth_list *list,
                                   struct k3_error *err) {
-  for (const struct k3_synth_row *const *table = preset->tables; *table; table++)
+  if (preset->moe)
+    K3_TRY(k3_synth_moe_list(preset, root ? root : "", dtype, list, err));
+  for (const struct k3_synth_row *const *table = preset->tables; !preset->moe && *table; table++)
     for (const struct k3_synth_row *row = *table; row->name; row++)
       K3_TRY(add_row(list, preset, row, root ? root : "", dtype, err));
   qsort(list->tensors, list->n_tensors, sizeof *list->tensors, by_name);
@@ -103,6 +105,8 @@ enum k3_status k3_synth_list_make(const struct k3_synth_preset *preset, const ch
 
 char *k3_synth_config(const struct k3_synth_preset *preset, enum k3_dtype dtype, struct k3_error *err) {
   enum { MAX_CONFIG_NBYTES = 8192 };
+  if (preset->moe)
+    return k3_synth_moe_config(preset, dtype, err);
   char *config = k3_calloc(MAX_CONFIG_NBYTES, 1, err);
   size_t n = 0;
   for (const char *text = preset->config; config && *text && n < MAX_CONFIG_NBYTES - 1;) {
@@ -121,7 +125,7 @@ char *k3_synth_config(const struct k3_synth_preset *preset, enum k3_dtype dtype,
       text += strcspn(text, "}");
       n += (size_t)snprintf(config + n, MAX_CONFIG_NBYTES - n, "%s", replacement);
     } else {
-      n += (size_t)snprintf(config + n, MAX_CONFIG_NBYTES - n, "%llu", (unsigned long long)evaluate(preset, &text));
+      n += (size_t)snprintf(config + n, MAX_CONFIG_NBYTES - n, "%llu", (unsigned long long)k3_synth_evaluate(preset, &text));
     }
     text++;  // behind '}'
   }

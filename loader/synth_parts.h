@@ -13,9 +13,18 @@ enum k3_synth_fill {
   K3_SYNTH_MATRIX,  // center 0, scale 1 / sqrt(number of columns): products keep their variance
   K3_SYNTH_NORM,    // center 1, scale 1/16
   K3_SYNTH_BIAS,    // center 0, scale 1/16
+  // Parts of quantised matrices, drawn so that the decoded values have the variance of K3_SYNTH_MATRIX for n_cols columns.
+  K3_SYNTH_FP8_CODES,    // E4M3
+  K3_SYNTH_FP4_CODES,    // two E2M1 a byte
+  K3_SYNTH_FP8_SCALES,   // of FP8 codes: powers of two, in the tensor's dtype (F32, or U8 as E8M0)
+  K3_SYNTH_FP4_SCALES,   // of FP4 codes: U8 as E8M0
+  K3_SYNTH_NVFP4_SCALES, // E4M3, between 128 and 448
+  K3_SYNTH_NVFP4_SECOND, // F32, a multiplier
+  K3_SYNTH_ONES,
+  K3_SYNTH_HEADS,  // center 0, scale 1, in the first n_cols elements; zeros behind them
 };
 
-enum { K3_SYNTH_MAX_RANK = 4 };
+enum { K3_SYNTH_MAX_RANK = 5 };
 
 struct k3_synth_matrix;
 
@@ -29,6 +38,7 @@ struct k3_synth_tensor {
   uint64_t n_elems, nbytes;
   uint64_t begin;  // relative to the data area of its file
   uint64_t shard;
+  uint64_t n_cols;  // of the matrix that a quantised part belongs to; 0: the last dimension
   float gain;  // factor of every value; 0 counts as 1
   struct k3_synth_matrix *matrix;  // NULL: plain
   uint8_t rank, dtype, fill;
@@ -66,6 +76,7 @@ struct k3_synth_preset {
   uint64_t n_shards;                  // unless the caller says otherwise
   bool sparse;                        // always written as holes: too large for anything else
   const char *meta_key, *meta_value;  // the pair of __metadata__, or NULL
+  const struct k3_synth_moe *moe;     // a mixture of experts (loader/synth_moe.h) instead of tables and config; NULL: none
 };
 
 // Preset of that name, or NULL.
@@ -76,6 +87,8 @@ char *k3_synth_config(const struct k3_synth_preset *preset, enum k3_dtype dtype,
 enum k3_status k3_synth_list_make(const struct k3_synth_preset *preset, const char *root, enum k3_dtype dtype, struct k3_synth_list *list,
                                   struct k3_error *err);
 void k3_synth_list_free(struct k3_synth_list *list);
+// Value of one expression of a preset's symbols, up to ',', '}' or the end, to which *text moves.
+uint64_t k3_synth_evaluate(const struct k3_synth_preset *preset, const char **text);
 
 // The 65,537 values at which the standard normal distribution passes (k + 1/2) / 65536, the first and last repeated for the interpolation. Made once
 // by k3_synth_normal_make with sums, products and quotients alone, so that every machine gets the same bits.

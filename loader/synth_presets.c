@@ -1,7 +1,7 @@
 // The presets: which tensors, of which geometry, under which config.
 #include <string.h>
 
-#include "loader/synth_parts.h"
+#include "loader/synth_moe.h"
 
 // The drafter. Symbols: H hidden, Ht target's hidden, A taps, L layers, N heads, P and R the query's parts without and with position, Vd value head,
 // Rq and Rk low ranks, I MLP, V vocabulary, M Markov rank.
@@ -209,17 +209,24 @@ static const struct k3_synth_preset presets[] = {
      TARGET_META},
 };
 
+enum { N_PRESETS = sizeof presets / sizeof presets[0] };
+
+static const struct k3_synth_preset *preset_at(size_t index) {
+  if (index < N_PRESETS)
+    return &presets[index];
+  return index - N_PRESETS < K3_SYNTH_N_MOE_PRESETS ? &K3_SYNTH_MOE_PRESETS[index - N_PRESETS] : NULL;
+}
+
 const char *k3_synth_preset_name(size_t index, const char **about) {
-  if (index >= sizeof presets / sizeof presets[0])
-    return NULL;
-  if (about)
-    *about = presets[index].about;
-  return presets[index].name;
+  const struct k3_synth_preset *preset = preset_at(index);
+  if (preset && about)
+    *about = preset->about;
+  return preset ? preset->name : NULL;
 }
 
 const struct k3_synth_preset *k3_synth_preset_find(const char *name) {
-  for (size_t i = 0; i < sizeof presets / sizeof presets[0]; i++)
-    if (strcmp(presets[i].name, name) == 0)
-      return &presets[i];
-  return NULL;
+  const struct k3_synth_preset *preset = NULL;
+  for (size_t i = 0; (preset = preset_at(i)) && strcmp(preset->name, name) != 0; i++)
+    ;
+  return preset;
 }
