@@ -64,7 +64,7 @@ include $(wildcard tests/*.mk runtime/*.mk)
 unit: $(UNIT)
 
 test: all $(UNIT)
-	sh tests/run.sh $(B)
+	CC="$(CC)" K3PACK_LDFLAGS="$(LDFLAGS_$(config))" sh tests/run.sh $(B)
 
 format:
 	clang-format -i $(shell git ls-files '*.c' '*.h' '*.cu' '*.cuh')
