@@ -15,6 +15,7 @@ struct index_parser {
   k3_index_fn fn;
   void *ctx;
   struct k3_index_summary *summary;
+  bool doubles_known;  // no need to look for names that occur twice
 };
 
 static enum k3_status fail(struct index_parser *parser, const char *tensor, const char *allowed, const char *found) {
@@ -49,8 +50,9 @@ static enum k3_status parse_weight_map(struct index_parser *parser) {
     K3_TRY(copy_text(key, &parser->tensor, &parser->tensor_capacity, json->err));
     if (memchr(key.bytes, '\0', key.nbytes) || key.nbytes == 0)
       return fail(parser, parser->tensor, "a name without NUL", "a tensor name in weight_map is empty or holds a NUL");
-    uint32_t earlier;
-    K3_TRY(k3_name_set_add(&parser->names, name_at, json, key.bytes, key.nbytes, (uint32_t)(json->raw - json->begin), &earlier, json->err));
+    uint32_t earlier = K3_NAME_NONE;
+    if (!parser->doubles_known)
+      K3_TRY(k3_name_set_add(&parser->names, name_at, json, key.bytes, key.nbytes, (uint32_t)(json->raw - json->begin), &earlier, json->err));
     if (earlier != K3_NAME_NONE)
       return fail(parser, parser->tensor, "each tensor once", "weight_map lists this tensor twice");
     if (k3_json_peek(json) != '"') {
@@ -134,22 +136,32 @@ static enum k3_status parse_top(struct index_parser *parser) {
   return has_map ? K3_OK : fail(parser, NULL, "an object with weight_map", "weight_map is absent");
 }
 
-enum k3_status k3_index_parse(const char *text, size_t nbytes, const char *file, k3_index_fn fn, void *ctx, struct k3_index_summary *summary,
-                              struct k3_error *err) {
-  struct index_parser parser = {.fn = fn, .ctx = ctx, .summary = summary};
+static enum k3_status parse(struct index_parser *parser, const char *text, size_t nbytes, const char *file, struct k3_error *err) {
   uint64_t promised_nbytes;
-  *summary = (struct k3_index_summary){0};
+  *parser->summary = (struct k3_index_summary){0};
   if (k3_lfs_is_pointer(text, nbytes, &promised_nbytes))
     return k3_lfs_fail(file, promised_nbytes, err);
   if (nbytes >= K3_NAME_NONE)
     return k3_fail(err, K3_BAD_INPUT, K3_IDX10, file, NULL, "less than 4 GiB", "an index of %zu bytes", nbytes);
-  k3_json_open(&parser.json, text, nbytes, file, K3_IDX10, err);
-  enum k3_status status = parse_top(&parser);
-  k3_json_close(&parser.json);
-  k3_name_set_free(&parser.names);
-  k3_free(parser.tensor);
-  k3_free(parser.file);
+  k3_json_open(&parser->json, text, nbytes, file, K3_IDX10, err);
+  enum k3_status status = parse_top(parser);
+  k3_json_close(&parser->json);
+  k3_name_set_free(&parser->names);
+  k3_free(parser->tensor);
+  k3_free(parser->file);
   return status;
+}
+
+enum k3_status k3_index_parse(const char *text, size_t nbytes, const char *file, k3_index_fn fn, void *ctx, struct k3_index_summary *summary,
+                              struct k3_error *err) {
+  struct index_parser parser = {.fn = fn, .ctx = ctx, .summary = summary};
+  return parse(&parser, text, nbytes, file, err);
+}
+
+enum k3_status k3_index_parse_again(const char *text, size_t nbytes, const char *file, k3_index_fn fn, void *ctx, struct k3_index_summary *summary,
+                                    struct k3_error *err) {
+  struct index_parser parser = {.fn = fn, .ctx = ctx, .summary = summary, .doubles_known = true};
+  return parse(&parser, text, nbytes, file, err);
 }
 
 bool k3_index_file_name_ok(const char *file, size_t nbytes) {

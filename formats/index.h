@@ -23,6 +23,9 @@ typedef enum k3_status (*k3_index_fn)(void *ctx, const char *tensor, size_t tens
 // CNT07 is not used here: a tensor listed twice, also when hidden by escapes, is IDX10.
 enum k3_status k3_index_parse(const char *text, size_t nbytes, const char *file, k3_index_fn fn, void *ctx, struct k3_index_summary *summary,
                               struct k3_error *err);
+// The same for a text that has passed k3_index_parse: names that occur twice are not looked for, which saves a table of all of them.
+enum k3_status k3_index_parse_again(const char *text, size_t nbytes, const char *file, k3_index_fn fn, void *ctx, struct k3_index_summary *summary,
+                                    struct k3_error *err);
 
 // True for a plain file name: not empty, no '/', no '\\', not "." or "..", no NUL or control character, ending in ".safetensors" (rule IDX09).
 bool k3_index_file_name_ok(const char *file, size_t nbytes);

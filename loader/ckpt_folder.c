@@ -157,8 +157,8 @@ static enum k3_status collect_file(void *ctx, const char *tensor, size_t tensor_
 }
 
 // Reads and parses the index; what is wrong with it becomes a finding and *ok false.
-static enum k3_status parse_index(const char *folder, const char *index_name, k3_index_fn fn, void *ctx, struct k3_index_summary *summary, bool *ok,
-                                  struct k3_findings *findings, struct k3_error *err) {
+static enum k3_status parse_index(const char *folder, const char *index_name, bool again, k3_index_fn fn, void *ctx,
+                                  struct k3_index_summary *summary, bool *ok, struct k3_findings *findings, struct k3_error *err) {
   void *text = NULL;
   size_t nbytes = 0;
   struct k3_error bad = {0};
@@ -168,7 +168,7 @@ static enum k3_status parse_index(const char *folder, const char *index_name, k3
   *ok = true;
   enum k3_status status = k3_read_file(path, MAX_INDEX_NBYTES, &text, &nbytes, &bad);
   if (status == K3_OK)
-    status = k3_index_parse(text, nbytes, path, fn, ctx, summary, &bad);
+    status = (again ? k3_index_parse_again : k3_index_parse)(text, nbytes, path, fn, ctx, summary, &bad);
   else if (bad.os_errno == ENOENT)  // a dangling link
     status = K3_BAD_INPUT;
   if (status == K3_BAD_INPUT) {
@@ -205,7 +205,7 @@ static enum k3_status choose_by_index(const char *folder, const struct k3_folder
   bool ok;
   enum k3_status status;
   size_t n_missing = 0;
-  K3_TRY_GOTO(status, out, parse_index(folder, index_name, collect_file, &collected, &summary, &ok, findings, err));
+  K3_TRY_GOTO(status, out, parse_index(folder, index_name, false, collect_file, &collected, &summary, &ok, findings, err));
   k3_names_sort(&named);
   for (size_t i = 0; status == K3_OK && i < named.n_items; i++) {
     const char *name = named.items[i];
@@ -309,6 +309,8 @@ struct index_check {
   struct k3_findings *findings;
   uint8_t *listed;  // [n_tensors], 1 when the index lists the tensor
   uint64_t n_found;  // entries of the index whose tensor was found
+  bool doubles;      // some tensor is in two files (IDX03)
+  const struct k3_ckpt_file *last;  // of the entry before: neighbours are in the same file as a rule
 };
 
 static const struct k3_ckpt_file *file_by_name(const struct k3_ckpt *ckpt, const char *name) {
@@ -325,13 +327,22 @@ static enum k3_status check_entry(void *ctx, const char *name, size_t name_nbyte
   (void)file_nbytes;
   if (!is_wanted(check->options, name))
     return K3_OK;
+  if (!check->last || strcmp(check->last->name, file) != 0)
+    check->last = file_by_name(check->ckpt, file);
+  // As a rule the tensor is in the file that the index names; its own small table is faster than that of all tensors.
+  const struct k3_st_tensor *there = check->last && !check->doubles ? k3_st_find(&check->last->header, name, name_nbytes) : NULL;
+  if (there) {
+    check->listed[check->last->first_tensor + (uint64_t)(there - check->last->header.tensors)] = 1;
+    check->n_found++;
+    return K3_OK;
+  }
   if (k3_ckpt_find(check->ckpt, name, name_nbytes, &tensor)) {
     check->listed[tensor] = 1;
     check->n_found++;
     const struct k3_ckpt_file *home = k3_ckpt_file_of(check->ckpt, tensor);
     if (strcmp(home->name, file) == 0)
       return K3_OK;
-    const struct k3_ckpt_file *promised = file_by_name(check->ckpt, file);
+    const struct k3_ckpt_file *promised = check->last;
     if (promised && k3_st_find(&promised->header, name, name_nbytes))
       return K3_OK;  // it is in both: IDX03 has said so
     if (promised)
@@ -346,7 +357,7 @@ static enum k3_status check_entry(void *ctx, const char *name, size_t name_nbyte
     return K3_NO_MEMORY;
   ckpt->n_promised++;
   // A file that is absent (IDX01) or unreadable (CNT) has been reported; its tensors are not repeated one by one.
-  const struct k3_ckpt_file *promised = file_by_name(check->ckpt, file);
+  const struct k3_ckpt_file *promised = check->last;
   if (promised && promised->header.data_begin > 0)
     k3_findings_report(check->findings, K3_IDX02, promised->path, name, "every tensor that the index lists",
                        "the shard is there, but the tensor is not in it");
@@ -357,12 +368,13 @@ enum k3_status k3_folder_check_index(struct k3_ckpt *ckpt, const char *index_nam
                                      struct k3_findings *findings, struct k3_error *err) {
   struct k3_index_summary summary = {0};
   bool ok;
-  struct index_check check = {ckpt, index_name, options, findings, k3_calloc(ckpt->n_tensors, 1, err), 0};
+  struct index_check check = {.ckpt = ckpt, .index_name = index_name, .options = options, .findings = findings,
+                              .listed = k3_calloc(ckpt->n_tensors, 1, err), .doubles = findings->n_by_rule[K3_IDX03] > 0};
   if (!check.listed)
     return K3_NO_MEMORY;
   // The first pass has already reported what is malformed, so its findings are not wanted twice.
   struct k3_findings again = {0};
-  enum k3_status status = parse_index(ckpt->folder, index_name, check_entry, &check, &summary, &ok, &again, err);
+  enum k3_status status = parse_index(ckpt->folder, index_name, true, check_entry, &check, &summary, &ok, &again, err);
   k3_findings_free(&again);
   if (ckpt->n_promised > 1)
     qsort(ckpt->promised, ckpt->n_promised, sizeof *ckpt->promised, compare_names);
@@ -372,7 +384,7 @@ enum k3_status k3_folder_check_index(struct k3_ckpt *ckpt, const char *index_nam
     for (size_t i = 0; i < file->header.n_tensors; i++) {
       uint64_t first;
       const struct k3_st_tensor *t = &file->header.tensors[i];
-      if (k3_ckpt_find(ckpt, t->name, t->name_nbytes, &first) && !check.listed[first])
+      if (!check.listed[file->first_tensor + i] && k3_ckpt_find(ckpt, t->name, t->name_nbytes, &first) && !check.listed[first])
         k3_findings_report(findings, K3_IDX04, file->path, t->name, NULL, "the index does not list this tensor; it is used all the same");
     }
   }

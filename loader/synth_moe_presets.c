@@ -146,7 +146,7 @@ static void put_mixed(struct writer *w, const char *prefix, const char *const *a
   }
   k3_jsonw_end_object(&w->json);
   static const char *const excluded[] = {"language_model.lm_head", NULL};
-  put_texts(w, "exclude_modules", excluded);
+  put_texts(w, "ignore", excluded);
   k3_jsonw_end_object(&w->json);
 }
 
