@@ -102,6 +102,7 @@ static enum k3_status build_number(struct builder *builder, json_t **value) {
     whole = digit >= 0 && digit <= 9 && !__builtin_mul_overflow(integer, 10, &integer) &&
             !__builtin_add_overflow(integer, negative ? -digit : digit, &integer);
   }
+  whole = whole && !(negative && integer == 0);  // no integer has the sign of -0
   double real = 0;
   if (!whole)
     K3_TRY(to_double(builder, digits, n, &real));

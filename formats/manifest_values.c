@@ -128,5 +128,8 @@ int k3_manifest_compare_shards(const void *a, const void *b) {
     return left->row < right->row ? -1 : 1;
   if (left->n_rows != right->n_rows)
     return left->n_rows < right->n_rows ? -1 : 1;
-  return strcmp(left->source, right->source);
+  int order = strcmp(left->source, right->source);
+  if (order != 0 || left->id == right->id)
+    return order;
+  return left->id < right->id ? -1 : 1;
 }

@@ -78,7 +78,7 @@ static void only_strict_json(void **state) {
   refuse_n("{\"a\":\0 1}", 9, "line 1, column 6");
   refuse("[1]", "a list instead of an object");
   refuse("7", "7 instead of an object");
-  struct k3_config *config = must_parse(" {\"a\": \"Infinity and -NaN\", \"b\": -0.0, \"c\": 1E5}\r\n");
+  struct k3_config *config = must_parse(" {\"a\": \"Infinity and -NaN\", \"b\": -0, \"c\": 1E5, \"d\": -0.25}\r\n");
   const char *text = NULL;
   double value = 1;
   assert_int_equal(k3_config_string(config, "a", &text, NULL, NULL), K3_OK);
@@ -87,6 +87,8 @@ static void only_strict_json(void **state) {
   assert_true(value == 0 && signbit(value));
   assert_int_equal(k3_config_real(config, "c", &value, NULL, NULL), K3_OK);
   assert_true(value == 100000);
+  assert_int_equal(k3_config_real(config, "d", &value, NULL, NULL), K3_OK);
+  assert_true(value == -0.25);
   k3_config_free(config);
   k3_config_free(NULL);
 }
