@@ -10,8 +10,8 @@
 
 enum { K3_DOT_TILE = 512 };
 
-// y[v * y_stride] = row `row` of the matrix times x[v * x_stride .. + n_cols - 1], for v = 0 .. n_vectors-1. Block scales are applied, the second scale
-// is not (k3_quant_second_factor gives what to multiply y by). Each tile is decoded once for all vectors.
+// y[v * y_stride] = row `row` of the matrix times x[v * x_stride .. + n_cols - 1], for v = 0 .. n_vectors-1. Block scales are applied, the second
+// scale is not (k3_quant_second_factor gives what to multiply y by). Each tile is decoded once for all vectors.
 void k3_quant_dot_row(const struct k3_quant_matrix *matrix, uint64_t row, const float *x, size_t x_stride, size_t n_vectors, float *y,
                       size_t y_stride);
 

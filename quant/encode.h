@@ -37,8 +37,8 @@ float k3_fp8_scale(float amax, enum k3_dtype scale_dtype);
 
 // What to encode with.
 struct k3_quant_encoder {
-  struct k3_quant_scheme scheme;    // target: fp8-*, mxfp8, nvfp4 or mxfp4
-  enum k3_dtype src_dtype;          // BF16, F16 or F32
+  struct k3_quant_scheme scheme;  // target: fp8-*, mxfp8, nvfp4 or mxfp4
+  enum k3_dtype src_dtype;        // BF16, F16 or F32
   enum k3_nvfp4_mode nvfp4_mode;
   enum k3_mx_mode mx_mode;
   float scale;  // nvfp4: the second scale, divisor or multiplier after nvfp4_mode; fp8-tensor: the one scale; others compute theirs

@@ -2,8 +2,8 @@
 //
 // Three arguments make BF16 sources fast; other sources, and ranges in which the arguments do not hold, take a division per weight.
 // 1. The E4M3 or E2M1 code of w / s without a division. With y = RN(1/s), q0 = RN(w*y) and q1 = RN(q0 + y*(w - q0*s)) by fused operations, q1 lies
-//    within 2^-46 of w/s, relatively. It can differ from RN(w/s) only if w/s is that close to the middle m + u/2 between two F32 numbers, and the code
-//    can differ only if m or m + u is a boundary between two codes. Such a boundary has at most 5 significant bits, so w = m*s + (s*u/2)(1 + d),
+//    within 2^-46 of w/s, relatively. It can differ from RN(w/s) only if w/s is that close to the middle m + u/2 between two F32 numbers, and the
+//    code can differ only if m or m + u is a boundary between two codes. Such a boundary has at most 5 significant bits, so w = m*s + (s*u/2)(1 + d),
 //    |d| < 2^-21, would make an 8-bit number the sum of a 29-bit product and a term 2^24 times smaller: the bits below the last one of w cannot
 //    cancel. So the code is that of the rounded quotient. (11-bit F16 numbers would do as well; 24-bit ones would not.)
 // 2. E4M3 codes by table. As long as codes are normal numbers, doubling w adds 8 to the code, so one table of the 128 mantissas of BF16 serves all
@@ -149,7 +149,7 @@ static void make_e4m3_table(float scale, struct e4m3_table *table) {
 static bool e4m3_by_table_32(const uint8_t *src, const struct e4m3_table *table, __m256i least, uint8_t *dst) {
   const __m256i low_byte = _mm256_set1_epi16(0xFF), zero = _mm256_setzero_si256();
   __m256i first = load(src), second = load(src + 32);
-  __m256i high = _mm256_packus_epi16(_mm256_srli_epi16(first, 8), _mm256_srli_epi16(second, 8));            // sign, exponent / 2
+  __m256i high = _mm256_packus_epi16(_mm256_srli_epi16(first, 8), _mm256_srli_epi16(second, 8));             // sign, exponent / 2
   __m256i low = _mm256_packus_epi16(_mm256_and_si256(first, low_byte), _mm256_and_si256(second, low_byte));  // exponent % 2, mantissa
   __m256i exponent = _mm256_sub_epi8(_mm256_add_epi8(high, high), _mm256_cmpgt_epi8(zero, low));
   __m256i binade = _mm256_sub_epi8(exponent, least);
@@ -225,9 +225,9 @@ static __m256i fp4_quotients(__m256 value, __m256 scale, struct fp4_rule rule) {
   __m256i codes = _mm256_sub_epi32(as_int(_mm256_add_ps(clamped, as_float(adder))), adder);
   codes = _mm256_sub_epi32(_mm256_add_epi32(codes, _mm256_srli_epi32(exponent, 22)), _mm256_set1_epi32(127 << 1));
   if (rule.ties_toward_zero) {
-    __m256 is_tie = _mm256_or_ps(_mm256_cmp_ps(clamped, _mm256_set1_ps(0.75f), _CMP_EQ_OQ),
-                                 _mm256_or_ps(_mm256_cmp_ps(clamped, _mm256_set1_ps(1.75f), _CMP_EQ_OQ),
-                                              _mm256_cmp_ps(clamped, _mm256_set1_ps(3.5f), _CMP_EQ_OQ)));
+    __m256 is_tie = _mm256_or_ps(
+        _mm256_cmp_ps(clamped, _mm256_set1_ps(0.75f), _CMP_EQ_OQ),
+        _mm256_or_ps(_mm256_cmp_ps(clamped, _mm256_set1_ps(1.75f), _CMP_EQ_OQ), _mm256_cmp_ps(clamped, _mm256_set1_ps(3.5f), _CMP_EQ_OQ)));
     codes = _mm256_add_epi32(codes, as_int(is_tie));
   }
   __m256 zero = _mm256_setzero_ps(), is_negative = _mm256_cmp_ps(quotient, zero, _CMP_LT_OQ);
@@ -240,8 +240,8 @@ static __m256i fp4_quotients(__m256 value, __m256 scale, struct fp4_rule rule) {
 static void fp4_block_plain(const float *wide, size_t n, float scale, struct fp4_rule rule, uint8_t *codes) {
   const __m256 divisor = _mm256_set1_ps(scale);
   for (size_t i = 0; i < n; i += 16) {
-    __m256i words = _mm256_packs_epi32(fp4_quotients(_mm256_loadu_ps(wide + i), divisor, rule),
-                                       fp4_quotients(_mm256_loadu_ps(wide + i + 8), divisor, rule));
+    __m256i words =
+        _mm256_packs_epi32(fp4_quotients(_mm256_loadu_ps(wide + i), divisor, rule), fp4_quotients(_mm256_loadu_ps(wide + i + 8), divisor, rule));
     words = _mm256_permute4x64_epi64(words, 0xD8);
     __m256i pairs = _mm256_madd_epi16(words, _mm256_set1_epi32(16 << 16 | 1));
     __m256i bytes = _mm256_packus_epi16(_mm256_packs_epi32(pairs, pairs), _mm256_setzero_si256());
@@ -317,8 +317,9 @@ static __m256i fp4_of_bf16(__m256i weights, const struct fp4_thresholds *thresho
   for (int i = 0; i < 7; i++)
     codes = _mm256_sub_epi16(codes, _mm256_cmpgt_epi16(magnitude, _mm256_set1_epi32((int)thresholds->bits[i][block])));
   const __m256i zero = _mm256_setzero_si256(), eight = _mm256_set1_epi16(8);
-  __m256i sign = rule.zero_is_negative ? _mm256_andnot_si256(_mm256_cmpgt_epi16(weights, zero), eight)
-                                       : _mm256_and_si256(_mm256_and_si256(_mm256_srli_epi16(weights, 12), eight), _mm256_cmpgt_epi16(magnitude, zero));
+  __m256i sign = rule.zero_is_negative
+                     ? _mm256_andnot_si256(_mm256_cmpgt_epi16(weights, zero), eight)
+                     : _mm256_and_si256(_mm256_and_si256(_mm256_srli_epi16(weights, 12), eight), _mm256_cmpgt_epi16(magnitude, zero));
   return _mm256_madd_epi16(_mm256_or_si256(codes, sign), _mm256_set1_epi32(16 << 16 | 1));
 }
 
@@ -373,7 +374,7 @@ static bool any_not_finite(__m256i amax_words) {
 }
 
 void k3_encode_nvfp4_avx2(enum k3_nvfp4_mode mode, float second, enum k3_dtype dtype, const void *src, size_t n_blocks, uint8_t *scales,
-                         uint8_t *codes) {
+                          uint8_t *codes) {
   const uint8_t *from = src;
   size_t b = 0;
   for (; dtype == K3_DTYPE_BF16 && isnormal(second) && second > 0 && b + 8 <= n_blocks; b += 8) {

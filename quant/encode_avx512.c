@@ -1,5 +1,5 @@
-// The encoders for AVX-512 (F, BW, DQ, VL). Bit for bit the results of kernels_scalar.c. The arguments that make BF16 sources fast stand at the head of
-// encode_avx2.c; whatever they do not cover, and what is left over behind whole vectors, is done by the functions of that file.
+// The encoders for AVX-512 (F, BW, DQ, VL). Bit for bit the results of kernels_scalar.c. The arguments that make BF16 sources fast stand at the head
+// of encode_avx2.c; whatever they do not cover, and what is left over behind whole vectors, is done by the functions of that file.
 #if defined(__x86_64__)
 #include <immintrin.h>
 
@@ -74,9 +74,10 @@ struct e4m3_table {
 
 static void make_e4m3_table(float scale, struct e4m3_table *table) {
   const __m512 divisor = _mm512_set1_ps(scale), inverse = _mm512_set1_ps(1.0f / scale);
-  const __m512i starts = _mm512_set4_epi32(0x08080808, 0x08080808, 0, 0), numbers = _mm512_set_epi8(
-      63, 62, 61, 60, 59, 58, 57, 56, 55, 54, 53, 52, 51, 50, 49, 48, 47, 46, 45, 44, 43, 42, 41, 40, 39, 38, 37, 36, 35, 34, 33, 32, 31, 30, 29, 28,
-      27, 26, 25, 24, 23, 22, 21, 20, 19, 18, 17, 16, 15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+  const __m512i starts = _mm512_set4_epi32(0x08080808, 0x08080808, 0, 0),
+                numbers = _mm512_set_epi8(63, 62, 61, 60, 59, 58, 57, 56, 55, 54, 53, 52, 51, 50, 49, 48, 47, 46, 45, 44, 43, 42, 41, 40, 39, 38, 37,
+                                          36, 35, 34, 33, 32, 31, 30, 29, 28, 27, 26, 25, 24, 23, 22, 21, 20, 19, 18, 17, 16, 15, 14, 13, 12, 11, 10,
+                                          9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
   uint32_t exponent = k3_f32_bits(scale) >> 23;
   uint8_t first[16], last[16];
   for (int half = 0; half < 2; half++) {

@@ -10,8 +10,8 @@
 
 // An element type as the MX scale rules see it.
 struct k3_mx_element {
-  uint32_t top_exponent;   // of its largest value
-  uint32_t top_mantissa;   // of its largest value, as F32 mantissa bits
+  uint32_t top_exponent;  // of its largest value
+  uint32_t top_mantissa;  // of its largest value, as F32 mantissa bits
 };
 
 static const struct k3_mx_element K3_MX_E2M1 = {2, 0x00400000u}, K3_MX_E4M3 = {8, 0x00600000u};

@@ -4,18 +4,18 @@
 
 const float K3_E2M1_VALUES[16] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
 
-// The eight mantissas of a binade whose first value is `first`, and of the subnormals in steps of `step`.
-#define BINADE(first) \
-  first, 1.125f * (first), 1.25f * (first), 1.375f * (first), 1.5f * (first), 1.625f * (first), 1.75f * (first), 1.875f * (first)
+// The eight mantissas of a binade whose first value is `x`, and of the subnormals in steps of `step`.
+#define BINADE(x)              x, 1.125f * (x), 1.25f * (x), 1.375f * (x), 1.5f * (x), 1.625f * (x), 1.75f * (x), 1.875f * (x)
 #define SUBNORMALS(zero, step) zero, step, 2 * (step), 3 * (step), 4 * (step), 5 * (step), 6 * (step), 7 * (step)
-#define LAST_BINADE(first, nan) \
-  first, 1.125f * (first), 1.25f * (first), 1.375f * (first), 1.5f * (first), 1.625f * (first), 1.75f * (first), nan
-#define HALF_TABLE(sign)                                                                                                              \
-  SUBNORMALS(sign 0.0f, sign 0x1p-9f), BINADE(sign 0x1p-6f), BINADE(sign 0x1p-5f), BINADE(sign 0x1p-4f), BINADE(sign 0x1p-3f),        \
-      BINADE(sign 0x1p-2f), BINADE(sign 0x1p-1f), BINADE(sign 0x1p0f), BINADE(sign 0x1p1f), BINADE(sign 0x1p2f), BINADE(sign 0x1p3f), \
-      BINADE(sign 0x1p4f), BINADE(sign 0x1p5f), BINADE(sign 0x1p6f), BINADE(sign 0x1p7f), LAST_BINADE(sign 0x1p8f, sign NAN)
+#define LAST_BINADE(x, nan)    x, 1.125f * (x), 1.25f * (x), 1.375f * (x), 1.5f * (x), 1.625f * (x), 1.75f * (x), nan
+#define LOW_HALF(sign)                                                                                                                               \
+  SUBNORMALS(sign 0.0f, sign 0x1p-9f), BINADE(sign 0x1p-6f), BINADE(sign 0x1p-5f), BINADE(sign 0x1p-4f), BINADE(sign 0x1p-3f), BINADE(sign 0x1p-2f), \
+      BINADE(sign 0x1p-1f), BINADE(sign 0x1p0f)
+#define HIGH_HALF(sign)                                                                                                                              \
+  BINADE(sign 0x1p1f), BINADE(sign 0x1p2f), BINADE(sign 0x1p3f), BINADE(sign 0x1p4f), BINADE(sign 0x1p5f), BINADE(sign 0x1p6f), BINADE(sign 0x1p7f), \
+      LAST_BINADE(sign 0x1p8f, sign NAN)
 
-const float K3_E4M3_VALUES[256] = {HALF_TABLE(+), HALF_TABLE(-)};
+const float K3_E4M3_VALUES[256] = {LOW_HALF(+), HIGH_HALF(+), LOW_HALF(-), HIGH_HALF(-)};
 
 float k3_f32_from_e5m2(uint8_t code) {
   uint32_t sign = (uint32_t)(code & 0x80) << 24, exponent = code >> 2 & 31, mantissa = code & 3;

@@ -53,7 +53,7 @@ struct k3_quant_scheme {
   uint32_t block_rows, block_cols;  // weights that share a block scale; 0: all rows or all columns
   enum k3_dtype scale_dtype;        // F32, BF16, F16, F8_E4M3 or F8_E8M0; U8 stands for F8_E8M0
   enum k3_second_scale second;
-  uint8_t n_bits;        // int-packed: 2 .. 8
+  uint8_t n_bits;         // int-packed: 2 .. 8
   bool words_hold_whole;  // int-packed, older files with 3, 5, 6 or 7 bits: floor(32 / n_bits) codes a word, none crosses a word's edge
 };
 

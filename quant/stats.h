@@ -32,7 +32,7 @@ double k3_snr_relative_rmse(const struct k3_snr *snr);
 // flush it), 2^-9 below 458752, and beyond that zero: the block is lost.
 struct k3_nvfp4_window {
   uint64_t n_blocks, n_zero, n_full, n_subnormal, n_lowest, n_lost;  // the last five add up to n_blocks
-  float smallest_amax;                                              // of a block that is not zero; 0 if there is none
+  float smallest_amax;                                               // of a block that is not zero; 0 if there is none
 };
 // Adds n_blocks blocks of 16 elements. `amax` is that of everything that shares the second scale.
 void k3_nvfp4_window_add(struct k3_nvfp4_window *window, float amax, enum k3_dtype dtype, const void *src, size_t n_blocks);

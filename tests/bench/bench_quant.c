@@ -47,20 +47,48 @@ static void run_rows(enum k3_scheme scheme, const void *weight, const void *scal
   }
 }
 
-static void op_memcpy(void) { memcpy(copy, src, n_rows * COLS * 2); }
-static void op_amax(void) { sink += k3_quant_amax(K3_DTYPE_BF16, src, n_rows * COLS); }
-static void op_fp8_tensor(void) { run_encode(K3_SCHEME_FP8_TENSOR); }
-static void op_fp8_channel(void) { run_encode(K3_SCHEME_FP8_CHANNEL); }
-static void op_fp8_block(void) { run_encode(K3_SCHEME_FP8_BLOCK); }
-static void op_mxfp8(void) { run_encode(K3_SCHEME_MXFP8); }
-static void op_nvfp4(void) { run_encode(K3_SCHEME_NVFP4); }
-static void op_mxfp4(void) { run_encode(K3_SCHEME_MXFP4); }
-static void op_dot_bf16(void) { run_rows(K3_SCHEME_BF16, src, NULL, 1); }
-static void op_decode_fp8(void) { run_rows(K3_SCHEME_FP8_CHANNEL, plain_fp8, plain_scales, 0); }
-static void op_dot_fp8(void) { run_rows(K3_SCHEME_FP8_CHANNEL, plain_fp8, plain_scales, 1); }
-static void op_decode_nvfp4(void) { run_rows(K3_SCHEME_NVFP4, plain_fp8, plain_fp8, 0); }
-static void op_dot_nvfp4(void) { run_rows(K3_SCHEME_NVFP4, plain_fp8, plain_fp8, 1); }
-static void op_dot_mxfp4(void) { run_rows(K3_SCHEME_MXFP4, plain_fp8, plain_scales, 1); }
+static void op_memcpy(void) {
+  memcpy(copy, src, n_rows * COLS * 2);
+}
+static void op_amax(void) {
+  sink += k3_quant_amax(K3_DTYPE_BF16, src, n_rows * COLS);
+}
+static void op_fp8_tensor(void) {
+  run_encode(K3_SCHEME_FP8_TENSOR);
+}
+static void op_fp8_channel(void) {
+  run_encode(K3_SCHEME_FP8_CHANNEL);
+}
+static void op_fp8_block(void) {
+  run_encode(K3_SCHEME_FP8_BLOCK);
+}
+static void op_mxfp8(void) {
+  run_encode(K3_SCHEME_MXFP8);
+}
+static void op_nvfp4(void) {
+  run_encode(K3_SCHEME_NVFP4);
+}
+static void op_mxfp4(void) {
+  run_encode(K3_SCHEME_MXFP4);
+}
+static void op_dot_bf16(void) {
+  run_rows(K3_SCHEME_BF16, src, NULL, 1);
+}
+static void op_decode_fp8(void) {
+  run_rows(K3_SCHEME_FP8_CHANNEL, plain_fp8, plain_scales, 0);
+}
+static void op_dot_fp8(void) {
+  run_rows(K3_SCHEME_FP8_CHANNEL, plain_fp8, plain_scales, 1);
+}
+static void op_decode_nvfp4(void) {
+  run_rows(K3_SCHEME_NVFP4, plain_fp8, plain_fp8, 0);
+}
+static void op_dot_nvfp4(void) {
+  run_rows(K3_SCHEME_NVFP4, plain_fp8, plain_fp8, 1);
+}
+static void op_dot_mxfp4(void) {
+  run_rows(K3_SCHEME_MXFP4, plain_fp8, plain_scales, 1);
+}
 
 static const struct {
   const char *name;

@@ -63,10 +63,9 @@ static void compare_and_digest(const char *source, float (*widen)(uint16_t)) {
 // A code's value as CUDA decodes it, through its F16 (FP8, FP4) or BF16 (E8M0) raw conversions.
 static void compare_decoding(void) {
   for (unsigned code = 0; code < 256; code++) {
-    float cuda[4] = {k3_f32_from_f16(__nv_cvt_fp8_to_halfraw((uint8_t)code, __NV_E4M3).x),
-                     k3_f32_from_f16(__nv_cvt_fp8_to_halfraw((uint8_t)code, __NV_E5M2).x),
-                     k3_f32_from_f16(__nv_cvt_fp4_to_halfraw((uint8_t)(code & 15), __NV_E2M1).x),
-                     k3_f32_from_bf16(__nv_cvt_e8m0_to_bf16raw((uint8_t)code).x)};
+    float cuda[4] = {
+        k3_f32_from_f16(__nv_cvt_fp8_to_halfraw((uint8_t)code, __NV_E4M3).x), k3_f32_from_f16(__nv_cvt_fp8_to_halfraw((uint8_t)code, __NV_E5M2).x),
+        k3_f32_from_f16(__nv_cvt_fp4_to_halfraw((uint8_t)(code & 15), __NV_E2M1).x), k3_f32_from_bf16(__nv_cvt_e8m0_to_bf16raw((uint8_t)code).x)};
     float ours[4] = {k3_f32_from_e4m3((uint8_t)code), k3_f32_from_e5m2((uint8_t)code), k3_f32_from_e2m1((uint8_t)(code & 15)),
                      k3_f32_from_e8m0((uint8_t)code)};
     for (int k = 0; k < 4; k++) {

@@ -1,19 +1,16 @@
 // Encoders: worked vectors, corner rules, scales, statistics. Every test runs in every instruction set that this machine has.
 #include <float.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "quant/decode.h"
 #include "quant/encode.h"
 #include "quant/kernels.h"
 #include "quant/number.h"
 #include "quant/stats.h"
+#include "unit.h"
 
 static enum k3_simd level;
 
@@ -101,14 +98,26 @@ static void test_vector_t3(void **state) {
     uint8_t byte[3];  // compressed-tensors, OCP floor, ceil
     uint8_t codes[3][8];
   } rows[] = {
-      {1, {127, 127, 127}, {{0x10, 0x3A, 0xD4, 0x76, 0x20, 0xC2, 0x64, 0x86}, {0x10, 0x3A, 0xD4, 0x76, 0x20, 0xC2, 0x64, 0x86},
-                            {0x10, 0x3A, 0xD4, 0x76, 0x20, 0xC2, 0x64, 0x86}}},
-      {7.0 / 6, {128, 127, 128}, {{0x10, 0x29, 0xC2, 0x64, 0x10, 0xA1, 0x43, 0x85}, {0x10, 0x4A, 0xE4, 0x76, 0x21, 0xC3, 0x65, 0x97},
-                                  {0x10, 0x29, 0xC2, 0x64, 0x10, 0xA1, 0x43, 0x85}}},
-      {1.25, {128, 127, 128}, {{0x10, 0x29, 0xC2, 0x64, 0x10, 0xA2, 0x43, 0x85}, {0x10, 0x4A, 0xE4, 0x76, 0x21, 0xC3, 0x65, 0x97},
-                               {0x10, 0x29, 0xC2, 0x64, 0x10, 0xA2, 0x43, 0x85}}},
-      {0.75, {127, 127, 127}, {{0x10, 0x2A, 0xC3, 0x65, 0x10, 0xB2, 0x54, 0x86}, {0x10, 0x2A, 0xC3, 0x65, 0x10, 0xB2, 0x54, 0x86},
-                               {0x10, 0x2A, 0xC3, 0x65, 0x10, 0xB2, 0x54, 0x86}}},
+      {1,
+       {127, 127, 127},
+       {{0x10, 0x3A, 0xD4, 0x76, 0x20, 0xC2, 0x64, 0x86},
+        {0x10, 0x3A, 0xD4, 0x76, 0x20, 0xC2, 0x64, 0x86},
+        {0x10, 0x3A, 0xD4, 0x76, 0x20, 0xC2, 0x64, 0x86}}},
+      {7.0 / 6,
+       {128, 127, 128},
+       {{0x10, 0x29, 0xC2, 0x64, 0x10, 0xA1, 0x43, 0x85},
+        {0x10, 0x4A, 0xE4, 0x76, 0x21, 0xC3, 0x65, 0x97},
+        {0x10, 0x29, 0xC2, 0x64, 0x10, 0xA1, 0x43, 0x85}}},
+      {1.25,
+       {128, 127, 128},
+       {{0x10, 0x29, 0xC2, 0x64, 0x10, 0xA2, 0x43, 0x85},
+        {0x10, 0x4A, 0xE4, 0x76, 0x21, 0xC3, 0x65, 0x97},
+        {0x10, 0x29, 0xC2, 0x64, 0x10, 0xA2, 0x43, 0x85}}},
+      {0.75,
+       {127, 127, 127},
+       {{0x10, 0x2A, 0xC3, 0x65, 0x10, 0xB2, 0x54, 0x86},
+        {0x10, 0x2A, 0xC3, 0x65, 0x10, 0xB2, 0x54, 0x86},
+        {0x10, 0x2A, 0xC3, 0x65, 0x10, 0xB2, 0x54, 0x86}}},
   };
   static const enum k3_mx_mode modes[3] = {K3_MX_DEFAULT, K3_MX_OCP, K3_MX_CEIL};
   FOR_EVERY_LEVEL {
@@ -144,8 +153,8 @@ static void test_int4_vector(void **state) {
   static const uint16_t scales[4] = {0x3F80, 0x4000, 0x4040, 0x4080};  // rows x groups: 1 2 / 3 4
   static const uint32_t zero_points[2] = {0x00000098, 0x0000007B};     // group 0: rows 8, 9 -> 0, 1; group 1: 11, 7 -> 3, -1
   static const uint32_t index[8] = {1, 0, 1, 0, 1, 0, 1, 0};
-  matrix = (struct k3_quant_matrix){.scheme = matrix.scheme, .n_rows = 2, .n_cols = 8, .weight = words, .scale = scales,
-                                    .zero_point = zero_points, .group_index = index};
+  matrix = (struct k3_quant_matrix){
+      .scheme = matrix.scheme, .n_rows = 2, .n_cols = 8, .weight = words, .scale = scales, .zero_point = zero_points, .group_index = index};
   matrix.scheme.block_cols = 4;
   static const float expected[2][8] = {{-22, -7, -18, -5, -14, -3, -10, -1}, {4, 0, 12, 6, 20, 12, 28, 18}};
   for (uint64_t row = 0; row < 2; row++) {
@@ -168,7 +177,8 @@ static void test_int3_packings(void **state) {
     whole[i / 10] |= (uint32_t)(code << 3 * (i % 10));
   }
   static const float scale = 1;
-  struct k3_quant_matrix matrix = {.scheme = k3_quant_scheme_default(K3_SCHEME_INT_PACKED), .n_rows = 1, .n_cols = 20, .weight = dense, .scale = &scale};
+  struct k3_quant_matrix matrix = {
+      .scheme = k3_quant_scheme_default(K3_SCHEME_INT_PACKED), .n_rows = 1, .n_cols = 20, .weight = dense, .scale = &scale};
   matrix.scheme.n_bits = 3;
   matrix.scheme.block_cols = 0;
   matrix.scheme.scale_dtype = K3_DTYPE_F32;
@@ -194,8 +204,8 @@ static void test_corners(void **state) {
     static const uint8_t ties_to_zero[8] = {0x16, 0x39, 0x5B, 0x0D, 0x28, 0x4A, 0x88, 0x80};
     uint8_t scale, codes[32], zero_scale, zero_codes[16], expected_zero[16];
     float zeros[32] = {0};
-    static const uint8_t zero_bytes[] = {[K3_MX_DEFAULT] = 127, [K3_MX_COMPRESSED_TENSORS] = 0, [K3_MX_OCP] = 127, [K3_MX_CEIL] = 127,
-                                         [K3_MX_MODELOPT] = 0};
+    static const uint8_t zero_bytes[] = {
+        [K3_MX_DEFAULT] = 127, [K3_MX_COMPRESSED_TENSORS] = 0, [K3_MX_OCP] = 127, [K3_MX_CEIL] = 127, [K3_MX_MODELOPT] = 0};
     for (enum k3_mx_mode mode = K3_MX_DEFAULT; mode <= K3_MX_MODELOPT; mode++) {
       k3_quant_encode_mxfp4(mode, K3_DTYPE_F32, block, 1, &scale, codes);
       assert_int_equal(scale, 127);
@@ -298,9 +308,14 @@ static void test_gaussian_error(void **state) {
     int mode;
     double expected, tolerance;
   } cases[] = {
-      {K3_SCHEME_NVFP4, 0, 0.095, 0.0006},  {K3_SCHEME_NVFP4, 1, 0.095, 0.0006}, {K3_SCHEME_MXFP4, K3_MX_DEFAULT, 0.112, 0.0007},
-      {K3_SCHEME_MXFP4, K3_MX_OCP, 0.114, 0.0007},  {K3_SCHEME_MXFP4, K3_MX_CEIL, 0.1184, 0.0007},
-      {K3_SCHEME_FP8_CHANNEL, 0, 0.027, 0.0006}, {K3_SCHEME_MXFP8, K3_MX_DEFAULT, 0.027, 0.0006}, {K3_SCHEME_FP8_BLOCK, 0, 0.027, 0.0006},
+      {K3_SCHEME_NVFP4, 0, 0.095, 0.0006},
+      {K3_SCHEME_NVFP4, 1, 0.095, 0.0006},
+      {K3_SCHEME_MXFP4, K3_MX_DEFAULT, 0.112, 0.0007},
+      {K3_SCHEME_MXFP4, K3_MX_OCP, 0.114, 0.0007},
+      {K3_SCHEME_MXFP4, K3_MX_CEIL, 0.1184, 0.0007},
+      {K3_SCHEME_FP8_CHANNEL, 0, 0.027, 0.0006},
+      {K3_SCHEME_MXFP8, K3_MX_DEFAULT, 0.027, 0.0006},
+      {K3_SCHEME_FP8_BLOCK, 0, 0.027, 0.0006},
   };
   for (unsigned c = 0; c < sizeof cases / sizeof cases[0]; c++) {
     struct k3_quant_encoder encoder = {.scheme = k3_quant_scheme_default(cases[c].scheme), .src_dtype = K3_DTYPE_F32};
@@ -461,10 +476,12 @@ static void test_schemes(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_vector_t1),  cmocka_unit_test(test_vector_t2),           cmocka_unit_test(test_vector_t3),
-      cmocka_unit_test(test_int4_vector), cmocka_unit_test(test_int3_packings),      cmocka_unit_test(test_corners),
-      cmocka_unit_test(test_second_scales), cmocka_unit_test(test_pow2_dialects_agree), cmocka_unit_test(test_gaussian_error),
-      cmocka_unit_test(test_fp8_block_bands), cmocka_unit_test(test_window),         cmocka_unit_test(test_amax),
+      cmocka_unit_test(test_vector_t1),      cmocka_unit_test(test_vector_t2),
+      cmocka_unit_test(test_vector_t3),      cmocka_unit_test(test_int4_vector),
+      cmocka_unit_test(test_int3_packings),  cmocka_unit_test(test_corners),
+      cmocka_unit_test(test_second_scales),  cmocka_unit_test(test_pow2_dialects_agree),
+      cmocka_unit_test(test_gaussian_error), cmocka_unit_test(test_fp8_block_bands),
+      cmocka_unit_test(test_window),         cmocka_unit_test(test_amax),
       cmocka_unit_test(test_schemes),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

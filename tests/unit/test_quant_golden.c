@@ -1,12 +1,8 @@
 // Files written by the real libraries (fixtures/gen/gen_quant.py): ours decode to the values those libraries decode, and encode to their bytes.
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "base/alloc.h"
 #include "base/file.h"
@@ -15,6 +11,7 @@
 #include "quant/kernels.h"
 #include "quant/number.h"
 #include "quant/stats.h"
+#include "unit.h"
 
 static uint8_t *golden;
 static char *index_text;

@@ -1,15 +1,12 @@
 // The 4- and 8-bit number types, exhaustively.
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "base/dtype.h"
 #include "base/hash.h"
 #include "quant/number.h"
+#include "unit.h"
 
 // A type as its definition has it, in double arithmetic and by search: nothing of the code under test is used.
 struct type {
@@ -18,7 +15,8 @@ struct type {
   int largest;                    // code of the largest finite value
   int nan, inf;                   // first NaN code and the Inf code; -1: none
 };
-static const struct type E2M1 = {"e2m1", 1, 1, 8, 7, -1, -1}, E4M3 = {"e4m3", 3, 7, 128, 0x7E, 0x7F, -1}, E5M2 = {"e5m2", 2, 15, 128, 0x7B, 0x7D, 0x7C};
+static const struct type E2M1 = {"e2m1", 1, 1, 8, 7, -1, -1}, E4M3 = {"e4m3", 3, 7, 128, 0x7E, 0x7F, -1},
+                         E5M2 = {"e5m2", 2, 15, 128, 0x7B, 0x7D, 0x7C};
 
 static double type_value(const struct type *type, int code) {
   int exponent = code >> type->n_mantissa, mantissa = code & ((1 << type->n_mantissa) - 1);
