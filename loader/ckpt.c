@@ -227,6 +227,8 @@ static enum k3_status open_folder(struct k3_ckpt *ckpt, const struct k3_ckpt_opt
   K3_TRY_GOTO(status, out, build_table(ckpt, findings, err));
   if (index_name)
     status = k3_folder_check_index(ckpt, index_name, options, findings, err);
+  for (size_t f = 0; f < ckpt->n_files; f++)
+    k3_name_set_free(&ckpt->files[f].header.names);  // from here on names are looked up in the table of all of them
 out:
   k3_names_free(&chosen);
   k3_folder_listing_free(&listing);

@@ -46,8 +46,8 @@ struct k3_plan_piece {
 
 // The slice of a source tensor that a rank holds, in rows or columns of its normal shape. Axis 0: all of it.
 struct k3_plan_cut {
-  uint64_t first, n;
-  uint8_t axis;  // 1 rows, 2 columns
+  uint64_t first;
+  uint64_t n : 62, axis : 2;  // axis: 1 rows, 2 columns
 };
 
 // Which file of a folder a plan is of (loader/split.h); tp 0: a whole image.
@@ -57,14 +57,13 @@ struct k3_plan_part {
   const char *const *rank_seals;   // [tp] hex, for the shared file
 };
 
-// Where a mapped tensor went: for --dry-run and the manifest.
+// Where a mapped tensor went: for --dry-run and the manifest. There are half a million of them, so they are kept small.
 struct k3_plan_shard {
   struct k3_mapped mapped;
-  uint32_t plan_tensor;
-  uint64_t id, row, n_rows;  // of the stacked tensor, in rows of its first dimension
-  bool packed;               // the weight of its module instance is packed FP4
-  struct k3_plan_cut cut;
+  uint32_t plan_tensor : 31, packed : 1;  // packed: the weight of its module instance is packed FP4
   uint32_t linear;           // index into linears.items, K3_LINEAR_ABSENT when it belongs to none
+  uint64_t id, row, n_rows;  // of the stacked tensor, in rows of its first dimension
+  struct k3_plan_cut cut;
 };
 
 // A verbatim part of a source: bytes [0, nbytes) of a file.

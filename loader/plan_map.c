@@ -110,7 +110,7 @@ static enum k3_status add_shard(struct k3_plan *plan, const struct k3_mapped *ma
 
 static enum k3_status map_tensors(struct k3_plan *plan, struct k3_findings *findings, struct k3_error *err) {
   struct strangers strangers = {0};
-  enum k3_status status = K3_OK;
+  enum k3_status status = k3_grow(&plan->shards, &plan->shards_capacity, plan->ckpt->n_tensors, sizeof *plan->shards, err);
   bool adapter = false;
   for (uint64_t t = 0; status == K3_OK && t < plan->ckpt->n_tensors; t++) {
     const struct k3_st_tensor *tensor = k3_ckpt_tensor(plan->ckpt, t);
