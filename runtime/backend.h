@@ -3,6 +3,7 @@
 #ifndef K3_RUNTIME_BACKEND_H
 #define K3_RUNTIME_BACKEND_H
 
+#include "runtime/comm.h"
 #include "runtime/steps.h"
 
 struct k3_exec;  // one session's threads and scratch, or its stream state and graphs; each backend defines its own
@@ -11,6 +12,7 @@ struct k3_exec_options {
   uint64_t max_rows, max_requests, max_keys;        // of one step
   uint64_t block_width, row_width, max_cols, vocab_size, markov_rank;  // T, E, the widest matrix row, V, r
   int n_threads;
+  struct k3_comm *comm;          // of the rank; NULL with one rank
   struct k3_progress *progress;  // bytes of weights are added as they are read; may be NULL
 };
 

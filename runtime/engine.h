@@ -3,22 +3,27 @@
 #define K3_RUNTIME_ENGINE_H
 
 #include "base/file.h"
+#include "formats/reduction_plan.h"
 #include "runtime/backend.h"
 #include "runtime/weights.h"
 
-// Where sums over the ranks are completed. A forward asks here and nowhere else; with one rank everything is false.
+// Where sums over the ranks are completed: the verified plan, and its steps by their places in the forward. A forward asks here and nowhere else.
 struct k3_reductions {
-  bool embedding;    // the embedded block is a partial sum
-  bool *input_norm;  // [L] before layer i's input norm
-  bool *post_norm;   // [L] before layer i's post-attention norm
-  bool final_norm;
-  bool *o_proj, *down;  // [L] at once, in the producer
+  struct k3_stack stack;
+  struct k3_reduction_plan plan;
+  const struct k3_flow *embedding, *final_norm;
+  const struct k3_flow **input_norm, **post_norm, **o_proj, **down;  // [L]
 };
 
 struct k3_engine {
   struct k3_mapping mapping;      // empty when the image is the caller's
   struct k3_image opened;         // likewise
-  const struct k3_image *image;
+  struct k3_mapping slices_mapping;  // of a folder: the rank's own file
+  struct k3_image slices;
+  const struct k3_image *image;   // whole, or a folder's shared file
+  uint32_t tp_rank, tp_size;
+  uint64_t n_heads;               // of this rank
+  struct k3_comm *comm;           // NULL with one rank
   struct k3_dspark_model model;   // block_width as asked for
   struct k3_weights weights;
   struct k3_backend *backend;
@@ -30,7 +35,7 @@ struct k3_engine {
   struct k3_arena arena;
 };
 
-// As k3_engine_open for an image that is open already and outlives the engine.
+// As k3_engine_open for a whole image that is open already and outlives the engine.
 struct k3_engine *k3_engine_open_image(const struct k3_image *image, const struct k3_engine_options *options, struct k3_error *err);
 
 struct k3_session {
@@ -43,6 +48,7 @@ struct k3_session {
   void *latents, *q_a, *q, *query, *latent, *heads;      // [q, Rq+E], [q, Rq], [q, N*D], [q, N*E], [q, N*Rk], [q, N*Vd]
   void *gate_up, *gated;                                 // [q, 2I], [q, I]
   float *base_logits;                                    // [q, V]
+  float *logits_part, *logits_parts;                     // [q, V / ranks], [q, V]; with one rank NULL
   int64_t *positions, *slots, *n_keys, *ids;             // [q], [q], [max_requests], [q]
 };
 

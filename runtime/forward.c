@@ -32,11 +32,15 @@ enum k3_status k3_forward_context(struct k3_session *session, const struct k3_ca
   return K3_OK;
 }
 
-// residual += branch (completed over the ranks when `reduce`); normed = norm(residual).
-static enum k3_status add_norm(struct k3_session *session, uint64_t n_rows, bool has_branch, bool reduce, const struct k3_vector *norm,
+// A plan's step as the fields of a params struct: whether to sum over the ranks here, and whether what comes out is left as a part of a sum.
+#define REDUCES(flow)  .reduce = (flow)->reduce == K3_REDUCE_ALL, .name = (flow)->name
+#define PRODUCES(flow) REDUCES(flow), .partial = (flow)->partial && (flow)->reduce == K3_REDUCE_NONE
+
+// residual += branch (completed over the ranks when the plan says so); normed = norm(residual).
+static enum k3_status add_norm(struct k3_session *session, uint64_t n_rows, bool has_branch, const struct k3_flow *flow, const struct k3_vector *norm,
                                struct k3_error *err) {
   const struct k3_dspark_model *m = &session->engine->model;
-  STEP(session, reduce_add_norm, 0, .n_rows = n_rows, .width = m->hidden_size, .partial = has_branch ? session->branch : NULL, .reduce = reduce,
+  STEP(session, reduce_add_norm, 0, .n_rows = n_rows, .width = m->hidden_size, .partial = has_branch ? session->branch : NULL, REDUCES(flow),
        .residual = session->residual, .norm = norm, .eps = (float)m->rms_norm_eps, .out = session->normed);
   return K3_OK;
 }
@@ -52,17 +56,17 @@ static enum k3_status attention(struct k3_session *session, const struct k3_cach
        .rope_width = m->qk_rope_head_dim, .layer = layer, .in = session->normed, .proj = &w->qkv_a, .q_norm = &w->q_a_norm, .kv_norm = &w->kv_a_norm,
        .eps = (float)m->rms_norm_eps, .rope = &engine->rope, .positions = session->positions, .slots = session->slots, .cache = cache,
        .projected = session->latents, .q_a = session->q_a);
-  STEP(session, query, k3_matrix_nbytes(&w->q_b) + k3_matrix_nbytes(&w->kv_b) / 2, .n_rows = n_rows, .q_rank = m->q_lora_rank, .n_heads = m->n_heads,
-       .nope_width = m->qk_nope_head_dim, .rope_width = m->qk_rope_head_dim, .v_width = m->v_head_dim, .latent_rank = m->kv_lora_rank,
-       .q_a = session->q_a, .q_b = &w->q_b, .kv_b = &w->kv_b, .rope = &engine->rope, .positions = session->positions, .q = session->q,
-       .out = session->query);
-  STEP(session, attend, k3_matrix_nbytes(&w->kv_b) / 2, .n_requests = draft->n_requests, .block_width = m->block_width, .n_heads = m->n_heads,
+  STEP(session, query, k3_matrix_nbytes(&w->q_b) + k3_matrix_nbytes(&w->kv_b) / 2, .n_rows = n_rows, .q_rank = m->q_lora_rank,
+       .n_heads = engine->n_heads, .nope_width = m->qk_nope_head_dim, .rope_width = m->qk_rope_head_dim, .v_width = m->v_head_dim,
+       .latent_rank = m->kv_lora_rank, .q_a = session->q_a, .q_b = &w->q_b, .kv_b = &w->kv_b, .rope = &engine->rope, .positions = session->positions,
+       .q = session->q, .out = session->query);
+  STEP(session, attend, k3_matrix_nbytes(&w->kv_b) / 2, .n_requests = draft->n_requests, .block_width = m->block_width, .n_heads = engine->n_heads,
        .nope_width = m->qk_nope_head_dim, .rope_width = m->qk_rope_head_dim, .v_width = m->v_head_dim, .latent_rank = m->kv_lora_rank, .layer = layer,
        .max_blocks = draft->max_blocks, .query = session->query, .kv_b = &w->kv_b, .cache = cache, .block_tables = draft->block_tables,
        .n_keys = session->n_keys, .anchor_positions = draft->anchor_positions, .scale = engine->softmax_scale, .causal = m->causal,
        .latent = session->latent, .out = session->heads);
   STEP(session, project, k3_matrix_nbytes(&w->o_proj), .n_rows = n_rows, .in = session->heads, .proj = &w->o_proj,
-       .reduce = engine->reductions.o_proj[layer], .out = session->branch);
+       PRODUCES(engine->reductions.o_proj[layer]), .out = session->branch);
   return K3_OK;
 }
 
@@ -70,7 +74,7 @@ static enum k3_status mlp(struct k3_session *session, uint64_t n_rows, uint64_t 
   const struct k3_engine *engine = session->engine;
   const struct k3_layer_weights *w = &engine->weights.layers[layer];
   STEP(session, mlp, k3_matrix_nbytes(&w->gate_up) + k3_matrix_nbytes(&w->down), .n_rows = n_rows, .width = w->down.n_cols, .in = session->normed,
-       .gate_up = &w->gate_up, .down = &w->down, .reduce = engine->reductions.down[layer], .gate_up_rows = session->gate_up, .gated = session->gated,
+       .gate_up = &w->gate_up, .down = &w->down, PRODUCES(engine->reductions.down[layer]), .gate_up_rows = session->gate_up, .gated = session->gated,
        .out = session->branch);
   return K3_OK;
 }
@@ -94,7 +98,7 @@ static enum k3_status heads(struct k3_session *session, const struct k3_draft *d
   if (!draft->draft_ids.data && !draft->confidence.data && !draft->base_logits.data && !draft->logits.data)
     return K3_OK;
   STEP(session, logits, k3_matrix_nbytes(&w->head), .n_rows = n_rows, .vocab_size = m->vocab_size, .hidden = session->normed, .head = &w->head,
-       .scale = (float)m->logit_scale, .out = session->base_logits);
+       .part = session->logits_part, .parts = session->logits_parts, .name = "lm_head", .scale = (float)m->logit_scale, .out = session->base_logits);
   K3_TRY(export_rows(session, n_rows, m->vocab_size, session->base_logits, true, &draft->base_logits, err));
   STEP(session, markov, m->block_width * k3_matrix_nbytes(&w->markov_w2), .n_requests = draft->n_requests, .block_width = m->block_width,
        .vocab_size = m->vocab_size, .rank = m->markov_rank, .hidden_size = m->hidden_size, .base_logits = session->base_logits, .w1 = &w->markov_w1,
@@ -116,7 +120,7 @@ enum k3_status k3_forward_block(struct k3_session *session, const struct k3_cach
   STEP(session, block_begin, 0, .n_requests = draft->n_requests, .block_width = m->block_width, .max_positions = m->max_position_embeddings,
        .vocab_size = m->vocab_size, .max_blocks = draft->max_blocks, .mask_token_id = m->mask_token_id, .anchor_ids = draft->anchor_ids,
        .anchor_positions = draft->anchor_positions, .block_tables = draft->block_tables, .cache = cache, .embedding = &w->embedding,
-       .reduce = reductions->embedding, .positions = session->positions, .slots = session->slots, .n_keys = session->n_keys,
+       REDUCES(reductions->embedding), .positions = session->positions, .slots = session->slots, .n_keys = session->n_keys,
        .residual = session->residual);
   for (uint64_t i = 0; i < m->n_layers; i++) {
     const struct k3_layer_weights *layer = &w->layers[i];

@@ -8,7 +8,8 @@
 //
 // Errors: calls return K3_OK or fill *err (base/error.h; may be NULL). After a failed append or draft the outputs and the cache rows it would have
 // written are unspecified; engine, session and all other rows are as before. Threads: one call at a time per session; sessions of one engine are
-// independent. Ownership: a create or open gives a handle that its free takes back (NULL is a no-op); everything else is borrowed for the duration
+// independent; with several ranks an engine has one session at a time, all ranks make the same calls in the same order, each on a cache of its own, and
+// a failure of one ends the others' calls with K3_COMM. Ownership: a create or open gives a handle that its free takes back (NULL is a no-op); everything else is borrowed for the duration
 // of the call. Letters in shapes: H hidden, Ht target hidden, A taps, L layers, E cached row (latent rank + rotary width), V vocabulary, T block.
 #ifndef K3_RUNTIME_RUNTIME_H
 #define K3_RUNTIME_RUNTIME_H
@@ -35,8 +36,8 @@ struct k3_array {
 struct k3_engine_options {     // all zero is a good start
   const char *backend;         // "cpu" (also NULL), or "cuda": K3_UNSUPPORTED with what is missing where plug-in, driver or device are
   int device;                  // number of the GPU
-  int tp_rank, tp_size;        // tensor parallel; size 0 means 1
-  struct k3_comm *comm;        // the ranks' communicator; NULL with one rank
+  int tp_rank, tp_size;        // tensor parallel; size 0 means 1. The image is whole, or a folder that `convert --tp` wrote for so many ranks
+  struct k3_comm *comm;        // this rank's communicator (runtime/comm.h), which must outlive the engine; NULL with one rank
   uint64_t block_width;        // T; 0: the image's. Another one changes every prediction, since a block attends to itself
   // Embedding and head of the target, used instead of the image's: [V, H] BF16, F16 or F32. They must outlive the engine.
   struct k3_array embed_tokens, lm_head;

@@ -15,7 +15,8 @@ static enum k3_status alloc_buffers(struct k3_session *s, struct k3_error *err) 
   const struct k3_backend *backend = s->engine->backend;
   const struct k3_dspark_model *m = &s->engine->model;
   const uint64_t n = s->options.max_context_rows, q = s->options.max_requests * m->block_width, act = backend->act_nbytes;
-  const uint64_t E = m->kv_lora_rank + m->qk_rope_head_dim, D = m->qk_nope_head_dim + m->qk_rope_head_dim, N = m->n_heads;
+  const uint64_t E = m->kv_lora_rank + m->qk_rope_head_dim, D = m->qk_nope_head_dim + m->qk_rope_head_dim, N = s->engine->n_heads;
+  const uint64_t n_head_rows = s->engine->weights.head.n_rows;  // fewer than V: the rank's part
   struct {
     void *field;
     uint64_t n_rows, width, elem_nbytes;
@@ -36,6 +37,8 @@ static enum k3_status alloc_buffers(struct k3_session *s, struct k3_error *err) 
       {&s->gate_up, q, 2 * m->intermediate_size, act},
       {&s->gated, q, m->intermediate_size, act},
       {&s->base_logits, q, m->vocab_size, sizeof(float)},
+      {&s->logits_part, q, n_head_rows < m->vocab_size ? n_head_rows : 0, sizeof(float)},
+      {&s->logits_parts, q, n_head_rows < m->vocab_size ? m->vocab_size : 0, sizeof(float)},
       {&s->positions, q, 1, sizeof(int64_t)},
       {&s->slots, q, 1, sizeof(int64_t)},
       {&s->n_keys, s->options.max_requests, 1, sizeof(int64_t)},
@@ -47,6 +50,8 @@ static enum k3_status alloc_buffers(struct k3_session *s, struct k3_error *err) 
       return k3_fail(err, K3_BAD_ARGUMENT, K3_RULE_NONE, NULL, NULL, "a smaller session", "%llu rows of %llu values are too many",
                      (unsigned long long)buffers[i].n_rows, (unsigned long long)buffers[i].width);
     void *memory;
+    if (nbytes == 0)
+      continue;
     K3_TRY(backend->ops->alloc(s->engine->backend, nbytes, &memory, err));
     memcpy(buffers[i].field, &memory, sizeof memory);
   }
@@ -79,6 +84,7 @@ struct k3_session *k3_session_create(struct k3_engine *engine, const struct k3_s
       .vocab_size = m->vocab_size,
       .markov_rank = m->markov_rank,
       .n_threads = o->n_threads,
+      .comm = engine->comm,
       .progress = o->progress,
   };
   if (!k3_mul_u64(o->max_requests, m->block_width, &exec.max_rows)) {
@@ -96,8 +102,9 @@ void k3_session_free(struct k3_session *s) {
   if (!s)
     return;
   struct k3_backend *backend = s->engine->backend;
-  void *buffers[] = {s->joined, s->projected, s->context, s->kv_rows, s->residual,    s->normed,    s->branch, s->latents, s->q_a, s->q,
-                     s->query,  s->latent,    s->heads,   s->gate_up, s->gated,       s->base_logits, s->positions, s->slots, s->n_keys, s->ids};
+  void *buffers[] = {s->joined,    s->projected, s->context, s->kv_rows, s->residual, s->normed, s->branch,      s->latents,     s->q_a,
+                     s->q,         s->query,     s->latent,  s->heads,   s->gate_up,  s->gated,  s->base_logits, s->logits_part, s->logits_parts,
+                     s->positions, s->slots,     s->n_keys,  s->ids};
   for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++)
     if (buffers[i])
       backend->ops->release(backend, buffers[i]);
@@ -137,6 +144,14 @@ static enum k3_status check_stream(const struct k3_session *s, const void *strea
   return K3_OK;
 }
 
+// A rank that fails within a step tells the others, who would wait for it.
+static enum k3_status tell(struct k3_session *s, enum k3_status status, struct k3_error *err) {
+  struct k3_comm *comm = s->engine->comm;
+  if (status != K3_OK && comm)
+    comm->ops->abort(comm, err);
+  return status;
+}
+
 static enum k3_status begin(struct k3_session *s, void *stream, struct k3_error *err) {
   const struct k3_backend_ops *ops = s->engine->backend->ops;
   return ops->begin ? ops->begin(s->exec, stream, err) : K3_OK;
@@ -165,10 +180,12 @@ enum k3_status k3_session_append(struct k3_session *s, const struct k3_cache *ca
   K3_TRY(check_output(s, &context->rows, "rows", K3_DTYPE_F32, info->row_width, false, err));
   uint64_t pass = s->options.max_context_rows, n_passes = k3_ceil_div_u64(context->n_rows, pass);
   k3_progress_start(s->options.progress, "context", n_passes * info->context_nbytes);
-  K3_TRY(begin(s, stream, err));
-  for (uint64_t first = 0; first < context->n_rows; first += pass)
-    K3_TRY(k3_forward_context(s, cache, context, first, context->n_rows - first < pass ? context->n_rows - first : pass, err));
-  K3_TRY(end(s, stream, err));
+  enum k3_status status = begin(s, stream, err);
+  for (uint64_t first = 0; status == K3_OK && first < context->n_rows; first += pass)
+    status = k3_forward_context(s, cache, context, first, context->n_rows - first < pass ? context->n_rows - first : pass, err);
+  if (status == K3_OK)
+    status = end(s, stream, err);
+  K3_TRY(tell(s, status, err));
   k3_progress_finish(s->options.progress);
   return K3_OK;
 }
@@ -182,7 +199,8 @@ static enum k3_status check_draft(const struct k3_session *s, const struct k3_dr
     return k3_fail(err, K3_BAD_ARGUMENT, K3_RULE_NONE, NULL, "draft", "anchor_ids, anchor_positions and block_tables", "one of them is absent");
   static const char remedy[] = "convert with --target, or lend the target's (k3_engine_options)";
   if (!info->has_embedding)
-    return k3_fail(err, K3_BAD_INPUT, K3_RULE_NONE, NULL, "model.embed_tokens.weight", remedy, "the image has no embedding: it is borrowed from the target");
+    return k3_fail(err, K3_BAD_INPUT, K3_RULE_NONE, NULL, "model.embed_tokens.weight", remedy,
+                   "the image has no embedding: it is borrowed from the target");
   bool needs_head = draft->draft_ids.data || draft->confidence.data || draft->base_logits.data || draft->logits.data;
   if (needs_head && !info->has_head)
     return k3_fail(err, K3_BAD_INPUT, K3_RULE_NONE, NULL, "lm_head.weight", remedy, "the image has no head: it is borrowed from the target");
@@ -203,9 +221,12 @@ enum k3_status k3_session_draft(struct k3_session *s, const struct k3_cache *cac
     return K3_OK;
   K3_TRY(check_draft(s, draft, err));
   k3_progress_start(s->options.progress, "draft", s->engine->info.draft_nbytes);
-  K3_TRY(begin(s, stream, err));
-  K3_TRY(k3_forward_block(s, cache, draft, err));
-  K3_TRY(end(s, stream, err));
+  enum k3_status status = begin(s, stream, err);
+  if (status == K3_OK)
+    status = k3_forward_block(s, cache, draft, err);
+  if (status == K3_OK)
+    status = end(s, stream, err);
+  K3_TRY(tell(s, status, err));
   k3_progress_finish(s->options.progress);
   return K3_OK;
 }

@@ -47,16 +47,19 @@ struct k3_block_begin {
   const int32_t *block_tables;              // [B, max_blocks]
   const struct k3_cache *cache;             // block size, number of blocks
   const struct k3_matrix *embedding;        // [V, H]
-  bool reduce;                              // the embedding is a partial sum over the ranks
+  bool reduce;                              // the embedding is a partial sum over the ranks that is completed here
+  const char *name;                         // of the step, for messages about ranks
   int64_t *positions, *slots, *n_keys;      // out [B*T], [B*T] (-1: at or above the limit), [B]
   void *residual;                           // out [B*T, H]
 };
 
-// residual += partial (summed over the ranks first when reduce is set); out = rms(residual) * norm. partial NULL: norm only.
+// residual += partial (summed over the ranks first when reduce is set, then rounded); out = rms(residual) * norm. partial NULL: norm only, of which
+// reduce sums the residual itself.
 struct k3_reduce_add_norm {
   uint64_t n_rows, width;                   // n, H
-  const void *partial;                      // [n, H] or NULL
+  void *partial;                            // [n, H] or NULL; summed in place
   bool reduce;
+  const char *name;                         // of the step, for messages about ranks
   void *residual;                           // [n, H] in and out
   const struct k3_vector *norm;             // [H]
   float eps;
@@ -102,11 +105,14 @@ struct k3_attend {
   void *out;                                // [B*T, N*Vd]
 };
 
+// With `partial` set, what comes out is one rank's part of a sum: a backend keeps it as exact as it can (the CPU does not round it to BF16).
 struct k3_project {                         // out = in * proj^T
   uint64_t n_rows;
   const void *in;                           // [n, cols of proj]
   const struct k3_matrix *proj;
   bool reduce;                              // sum over the ranks at once (a reduction that may not be deferred)
+  bool partial;                             // out is a part of a sum over the ranks
+  const char *name;                         // of the step, for messages about ranks
   void *out;                                // [n, rows of proj]
 };
 
@@ -115,7 +121,8 @@ struct k3_mlp {
   uint64_t n_rows, width;                   // n, I
   const void *in;                           // [n, H]
   const struct k3_matrix *gate_up, *down;   // [2I, H], [H, I]
-  bool reduce;
+  bool reduce, partial;                     // as in k3_project
+  const char *name;
   void *gate_up_rows, *gated;               // scratch [n, 2I], [n, I]
   void *out;                                // [n, H]
 };
@@ -123,7 +130,9 @@ struct k3_mlp {
 struct k3_logits {
   uint64_t n_rows, vocab_size;
   const void *hidden;                       // [n, H]
-  const struct k3_matrix *head;             // [V, H]
+  const struct k3_matrix *head;             // [V, H], or the rank's [V / ranks, H] in order of the ranks, whose results are gathered
+  float *part, *parts;                      // scratch [n, V / ranks], [ranks, n, V / ranks] for that; NULL with one rank
+  const char *name;
   float scale;
   float *out;                               // [n, V]
 };

@@ -3,9 +3,13 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "quant/slice.h"
+
+enum { MAX_SHARDS = 2 };  // of one module
+
 // What the binding functions share.
 struct binder {
-  const struct k3_image *image;
+  const struct k3_weights_source *source;
   struct k3_arena *arena;
   bool all_f32;
   struct k3_error *err;
@@ -21,12 +25,20 @@ static struct k3_quant_scheme plain_scheme(enum k3_dtype dtype) {
 
 static const struct k3_st_tensor *find(struct binder *binder, const char *name, const void **data) {
   const struct k3_st_tensor *tensor;
-  *data = k3_image_data(binder->image, name, &tensor);
+  *data = k3_image_data(binder->source->image, name, &tensor);
+  if (!*data && binder->source->slices)
+    *data = k3_image_data(binder->source->slices, name, &tensor);
   return *data ? tensor : NULL;
 }
 
+static const struct k3_manifest_linear *linear_of(const struct binder *binder, const char *module) {
+  const struct k3_manifest_linear *linear = k3_manifest_linear_of(&binder->source->image->manifest, module);
+  return linear || !binder->source->slices ? linear : k3_manifest_linear_of(&binder->source->slices->manifest, module);
+}
+
 static enum k3_status missing(struct binder *binder, const char *name) {
-  return k3_fail(binder->err, K3_BAD_INPUT, K3_IMG01, NULL, name, "an image that convert has written for this model", "the tensor is not in the image");
+  return k3_fail(binder->err, K3_BAD_INPUT, K3_IMG01, NULL, name, "an image that convert has written for this model",
+                 "the tensor is not in the image");
 }
 
 static enum k3_status check_plain(struct binder *binder, const char *name, const struct k3_st_tensor *tensor) {
@@ -53,7 +65,7 @@ struct parameters {
   struct k3_quant_scheme scheme;
   const struct k3_st_tensor *codes;
   const unsigned char *code_data, *scale_data, *second_data;  // scale and second: NULL when the scheme has none
-  uint64_t n_scales, n_seconds;                                // elements
+  uint64_t n_scales, n_seconds;                               // elements
 };
 
 // Tensor `module`.`parameter` when it is there.
@@ -103,19 +115,87 @@ static enum k3_status find_quantised(struct binder *binder, const struct k3_mani
   if (scheme != K3_SCHEME_NVFP4)
     return K3_OK;
   found->scheme.second = linear->second_scale_divides ? K3_SECOND_DIVIDE : K3_SECOND_MULTIPLY;
-  found->second_data = parameter(binder, linear->module, linear->second_scale_divides ? "weight_global_scale" : "weight_scale_2", &second);
+  found->second_data = parameter(binder, linear->module, "weight_global_scale", &second);
   if (!found->second_data)
     return missing(binder, linear->module);
   found->n_seconds = second->dtype == K3_DTYPE_F32 ? k3_st_n_elems(second) : 0;
   return K3_OK;
 }
 
+// How this rank's part of a module lies in what was found.
+struct cut {
+  bool rows, cols;  // which axis is cut, if any
+  bool stored;      // the tensors hold the part alone, not the whole
+  uint64_t n_units, block;
+};
+
+static struct cut cut_of(const struct binder *binder, const struct parameters *found, uint64_t n_units) {
+  const struct k3_weights_source *source = binder->source;
+  struct cut cut = {.n_units = n_units};
+  enum k3_role role;
+  enum k3_tp_rule rule = K3_TP_REPLICATE;
+  if (source->tp_size <= 1 && !source->slices)
+    return cut;
+  cut.stored = source->slices && k3_st_find(&source->slices->header, found->codes->name, found->codes->name_nbytes) == found->codes;
+  if (cut.stored || !source->slices)
+    k3_manifest_role_of(cut.stored ? &source->slices->manifest : &source->image->manifest, found->codes->name, &role, &rule);
+  cut.rows = rule == K3_TP_COLUMN || rule == K3_TP_VOCAB;
+  cut.cols = rule == K3_TP_ROW;
+  cut.block = cut.rows ? found->scheme.block_rows : found->scheme.block_cols;
+  return cut;
+}
+
+static enum k3_status slice_of(const struct binder *binder, const struct cut *cut, uint64_t extent, const char *module, struct k3_slice *slice) {
+  return k3_slice_of(extent, cut->n_units, cut->block, binder->source->tp_size, binder->source->tp_rank, module, cut->rows ? "rows" : "columns",
+                     slice, binder->err);
+}
+
+// Turns a matrix that was bound whole into this rank's part: rows of each sibling, or columns of all rows.
+static enum k3_status take_part(const struct binder *binder, const struct cut *cut, struct k3_matrix *matrix, const char *module) {
+  struct k3_slice slice;
+  uint64_t row = 0;
+  if (cut->cols) {
+    K3_TRY(slice_of(binder, cut, matrix->n_cols, module, &slice));
+    for (unsigned i = 0; i < matrix->n_shards; i++)
+      matrix->shards[i].first_col = slice.first;
+    matrix->n_cols = slice.n;
+  }
+  for (unsigned i = 0; cut->rows && i < matrix->n_shards; i++) {
+    struct k3_matrix_shard *shard = &matrix->shards[i];
+    K3_TRY(slice_of(binder, cut, shard->n_rows, module, &slice));
+    k3_slice_rows(&shard->codes, &slice);
+    shard->row = row;
+    shard->n_rows = slice.n;
+    row += slice.n;
+  }
+  if (cut->rows)
+    matrix->n_rows = row;
+  return K3_OK;
+}
+
 // Binds a module whose rows are those of n_shards siblings one after another, each with scales of its own.
-static enum k3_status bind_matrix(struct binder *binder, struct k3_matrix *matrix, const uint64_t *rows, unsigned n_shards, uint64_t n_cols,
-                                  const char *module) {
+//   whole_rows, whole_cols  of the module, whatever part of it this rank takes
+//   n_units                 heads, of which a rank takes whole ones; 0: no such unit
+static enum k3_status bind_matrix(struct binder *binder, struct k3_matrix *matrix, const uint64_t *whole_rows, unsigned n_shards, uint64_t whole_cols,
+                                  uint64_t n_units, const char *module) {
   struct parameters found = {0};
-  const struct k3_manifest_linear *linear = k3_manifest_linear_of(&binder->image->manifest, module);
+  const struct k3_manifest_linear *linear = linear_of(binder, module);
   K3_TRY(linear ? find_quantised(binder, linear, &found) : find_plain(binder, module, &found));
+  const struct cut cut = cut_of(binder, &found, n_units);
+  // What the tensors hold: the module, or this rank's part of it.
+  uint64_t rows[MAX_SHARDS], n_cols = whole_cols;
+  struct k3_slice slice;
+  for (unsigned i = 0; i < n_shards; i++) {
+    rows[i] = whole_rows[i];
+    if (cut.stored && cut.rows) {
+      K3_TRY(slice_of(binder, &cut, whole_rows[i], module, &slice));
+      rows[i] = slice.n;
+    }
+  }
+  if (cut.stored && cut.cols) {
+    K3_TRY(slice_of(binder, &cut, whole_cols, module, &slice));
+    n_cols = slice.n;
+  }
   uint64_t n_rows = 0, n_scales = 0, scale_rows, scale_cols;
   for (unsigned i = 0; i < n_shards; i++) {
     k3_quant_scale_shape(&found.scheme, rows[i], n_cols, &scale_rows, &scale_cols);
@@ -149,11 +229,11 @@ static enum k3_status bind_matrix(struct binder *binder, struct k3_matrix *matri
       scale += scale_rows * scale_cols * k3_dtype_bits(found.scheme.scale_dtype) / 8;
     row += rows[i];
   }
-  return K3_OK;
+  return cut.stored ? K3_OK : take_part(binder, &cut, matrix, module);
 }
 
 static enum k3_status bind_one(struct binder *binder, struct k3_matrix *matrix, uint64_t n_rows, uint64_t n_cols, const char *module) {
-  return bind_matrix(binder, matrix, &n_rows, 1, n_cols, module);
+  return bind_matrix(binder, matrix, &n_rows, 1, n_cols, 0, module);
 }
 
 // Embedding or head: the caller's, the image's, or absent.
@@ -190,14 +270,15 @@ static enum k3_status bind_layer(struct binder *binder, struct k3_layer_weights 
   const uint64_t row_width = m->kv_lora_rank + m->qk_rope_head_dim, head_dim = m->qk_nope_head_dim + m->qk_rope_head_dim;
   const uint64_t latents[2] = {m->q_lora_rank, row_width}, mlp[2] = {m->intermediate_size, m->intermediate_size};
   K3_TRY(bind_vector(binder, &layer->input_norm, m->hidden_size, NAME("input_layernorm.weight")));
-  K3_TRY(bind_matrix(binder, &layer->qkv_a, latents, 2, m->hidden_size, NAME("self_attn.fused_qkv_a_proj")));
+  const uint64_t q_rows = m->n_heads * head_dim, kv_rows = m->n_heads * (m->qk_nope_head_dim + m->v_head_dim), hidden_rows = m->hidden_size;
+  K3_TRY(bind_matrix(binder, &layer->qkv_a, latents, 2, m->hidden_size, 0, NAME("self_attn.fused_qkv_a_proj")));
   K3_TRY(bind_vector(binder, &layer->q_a_norm, m->q_lora_rank, NAME("self_attn.q_a_layernorm.weight")));
-  K3_TRY(bind_one(binder, &layer->q_b, m->n_heads * head_dim, m->q_lora_rank, NAME("self_attn.q_b_proj")));
+  K3_TRY(bind_matrix(binder, &layer->q_b, &q_rows, 1, m->q_lora_rank, m->n_heads, NAME("self_attn.q_b_proj")));
   K3_TRY(bind_vector(binder, &layer->kv_a_norm, m->kv_lora_rank, NAME("self_attn.kv_a_layernorm.weight")));
-  K3_TRY(bind_one(binder, &layer->kv_b, m->n_heads * (m->qk_nope_head_dim + m->v_head_dim), m->kv_lora_rank, NAME("self_attn.kv_b_proj")));
-  K3_TRY(bind_one(binder, &layer->o_proj, m->hidden_size, m->n_heads * m->v_head_dim, NAME("self_attn.o_proj")));
+  K3_TRY(bind_matrix(binder, &layer->kv_b, &kv_rows, 1, m->kv_lora_rank, m->n_heads, NAME("self_attn.kv_b_proj")));
+  K3_TRY(bind_matrix(binder, &layer->o_proj, &hidden_rows, 1, m->n_heads * m->v_head_dim, m->n_heads, NAME("self_attn.o_proj")));
   K3_TRY(bind_vector(binder, &layer->post_norm, m->hidden_size, NAME("post_attention_layernorm.weight")));
-  K3_TRY(bind_matrix(binder, &layer->gate_up, mlp, 2, m->hidden_size, NAME("mlp.gate_up_proj")));
+  K3_TRY(bind_matrix(binder, &layer->gate_up, mlp, 2, m->hidden_size, 0, NAME("mlp.gate_up_proj")));
   K3_TRY(bind_one(binder, &layer->down, m->hidden_size, m->intermediate_size, NAME("mlp.down_proj")));
 #undef NAME
   return K3_OK;
@@ -208,7 +289,7 @@ static enum k3_status bind_layer(struct binder *binder, struct k3_layer_weights 
 static enum k3_status check_view(struct binder *binder, uint64_t n_layers, const char *suffix, uint64_t row, uint64_t n_rows) {
   char name[64];
   snprintf(name, sizeof name, "model.context_kv_proj.%s", suffix);
-  const struct k3_manifest_view *view = k3_manifest_view_of(&binder->image->manifest, name);
+  const struct k3_manifest_view *view = k3_manifest_view_of(&binder->source->image->manifest, name);
   if (!view)
     return missing(binder, name);
   bool fits = view->n_shards == n_layers;
@@ -237,7 +318,7 @@ static enum k3_status check_views(struct binder *binder, const struct k3_dspark_
   K3_TRY(check_view(binder, m->n_layers, "weight_scale", q_rows, kv_rows));
   if (kv->scheme.second == K3_SECOND_NONE)
     return K3_OK;
-  return check_view(binder, m->n_layers, kv->scheme.second == K3_SECOND_DIVIDE ? "weight_global_scale" : "weight_scale_2", 1, 1);
+  return check_view(binder, m->n_layers, "weight_global_scale", 1, 1);
 }
 
 static enum k3_status bind_all(struct binder *binder, const struct k3_dspark_model *m, const struct k3_array *embed_tokens,
@@ -278,10 +359,10 @@ static enum k3_status bind_all(struct binder *binder, const struct k3_dspark_mod
   return bind_borrowed(binder, &w->head, m, lm_head, "lm_head");
 }
 
-enum k3_status k3_weights_bind(const struct k3_image *image, const struct k3_dspark_model *model, const struct k3_array *embed_tokens,
+enum k3_status k3_weights_bind(const struct k3_weights_source *source, const struct k3_dspark_model *model, const struct k3_array *embed_tokens,
                                const struct k3_array *lm_head, struct k3_weights *weights, struct k3_error *err) {
   *weights = (struct k3_weights){0};
-  struct binder binder = {image, &weights->arena, true, err};
+  struct binder binder = {source, &weights->arena, true, err};
   enum k3_status status = bind_all(&binder, model, embed_tokens, lm_head, weights);
   weights->all_f32 = binder.all_f32;
   if (status != K3_OK)

@@ -7,6 +7,7 @@
 #include "runtime/matrix.h"
 #include "runtime/runtime.h"
 
+// With several ranks these are the rank's own slices: q_b, kv_b and o_proj of its heads, gate_up and down of its part of I, head of its part of V.
 struct k3_layer_weights {
   struct k3_vector input_norm, q_a_norm, kv_a_norm, post_norm;  // [H], [Rq], [Rk], [H]
   struct k3_matrix qkv_a;    // [Rq+E, H], shards q_a and kv_a
@@ -33,10 +34,19 @@ struct k3_weights {
   struct k3_arena arena;                    // owns the lists above
 };
 
+// Where a rank's weights come from: a whole image, of which the rank takes its slices (the manifest's tp rules say of what), or the two files of a
+// folder that was cut for that many ranks.
+struct k3_weights_source {
+  const struct k3_image *image;  // whole, or a folder's shared file
+  const struct k3_image *slices;  // the rank's own file; NULL with a whole image
+  uint32_t tp_rank, tp_size;
+};
+
 // Binds every tensor of the model, checking presence, shape and dtype (IMG01 naming the tensor), and the view of the context projection against the
-// layers' own rows (IMG03). The image must outlive the weights. Embedding and head may be absent. On failure *weights is empty.
-//   embed_tokens, lm_head  borrowed ones (data NULL: the image's), [V, H]
-enum k3_status k3_weights_bind(const struct k3_image *image, const struct k3_dspark_model *model, const struct k3_array *embed_tokens,
+// layers' own rows (IMG03). PCK05 when a slice would cut a head or a block of scales. The images must outlive the weights. Embedding and head may be
+// absent. On failure *weights is empty.
+//   embed_tokens, lm_head  borrowed ones (data NULL: the image's), [V, H]; never cut
+enum k3_status k3_weights_bind(const struct k3_weights_source *source, const struct k3_dspark_model *model, const struct k3_array *embed_tokens,
                                const struct k3_array *lm_head, struct k3_weights *weights, struct k3_error *err);
 // Makes context_kv of the layers' current addresses; after a backend has moved the weights.
 void k3_weights_link_context(struct k3_weights *weights, const struct k3_dspark_model *model);

@@ -126,9 +126,16 @@ enum k3_status k3_cpu_block_begin(struct k3_exec *exec, const struct k3_block_be
       k3_cpu_decode_row(p->embedding, (uint64_t)id, (float *)p->residual + row * H);
     }
   }
+  if (p->reduce)
+    K3_TRY(k3_cpu_all_reduce(exec, p->name, p->residual, p->n_requests * p->block_width * H, err));
   if (exec->bf16)
     k3_cpu_round_bf16(p->residual, p->n_requests * p->block_width * H);
   return K3_OK;
+}
+
+enum k3_status k3_cpu_all_reduce(struct k3_exec *exec, const char *name, float *values, uint64_t n, struct k3_error *err) {
+  struct k3_comm *comm = exec->options.comm;
+  return comm ? comm->ops->all_reduce(comm, name, values, n, NULL, err) : K3_OK;
 }
 
 struct reduce_add_norm {
@@ -142,7 +149,9 @@ static enum k3_status add_norm_row(void *ctx, int worker, uint64_t row, struct k
   const struct k3_reduce_add_norm *p = c->p;
   float *residual = (float *)p->residual + row * p->width;
   if (p->partial) {
-    const float *partial = (const float *)p->partial + row * p->width;
+    float *partial = (float *)p->partial + row * p->width;
+    if (c->exec->bf16)
+      k3_cpu_round_bf16(partial, p->width);  // the whole sum, as one rank would have stored it
     for (uint64_t i = 0; i < p->width; i++)
       residual[i] += partial[i];
     if (c->exec->bf16)
@@ -154,6 +163,8 @@ static enum k3_status add_norm_row(void *ctx, int worker, uint64_t row, struct k
 
 enum k3_status k3_cpu_reduce_add_norm(struct k3_exec *exec, const struct k3_reduce_add_norm *p, struct k3_error *err) {
   struct reduce_add_norm ctx = {exec, p};
+  if (p->reduce)
+    K3_TRY(k3_cpu_all_reduce(exec, p->name, p->partial ? p->partial : p->residual, p->n_rows * p->width, err));
   return k3_pool_run(exec->pool, p->n_rows, add_norm_row, &ctx, err);
 }
 
@@ -181,8 +192,20 @@ enum k3_status k3_cpu_latents(struct k3_exec *exec, const struct k3_latents *p, 
   return k3_pool_run(exec->pool, p->n_rows, latents_row, &ctx, err);
 }
 
+// A product that is a part of a sum: summed at once, or left as it is.
+static enum k3_status multiply(struct k3_exec *exec, const struct k3_matrix *w, const float *in, uint64_t n, float *out, bool reduce, bool partial,
+                               const char *name, struct k3_error *err) {
+  K3_TRY(k3_cpu_matmul(exec, w, in, n, out, exec->bf16 && !reduce && !partial, err));
+  if (!reduce)
+    return K3_OK;
+  K3_TRY(k3_cpu_all_reduce(exec, name, out, n * w->n_rows, err));
+  if (exec->bf16)
+    k3_cpu_round_bf16(out, n * w->n_rows);
+  return K3_OK;
+}
+
 enum k3_status k3_cpu_project(struct k3_exec *exec, const struct k3_project *p, struct k3_error *err) {
-  return k3_cpu_matmul(exec, p->proj, p->in, p->n_rows, p->out, exec->bf16, err);
+  return multiply(exec, p->proj, p->in, p->n_rows, p->out, p->reduce, p->partial, p->name, err);
 }
 
 struct mlp {
@@ -210,5 +233,5 @@ enum k3_status k3_cpu_mlp(struct k3_exec *exec, const struct k3_mlp *p, struct k
   struct mlp ctx = {exec, p};
   K3_TRY(k3_cpu_matmul(exec, p->gate_up, p->in, p->n_rows, p->gate_up_rows, exec->bf16, err));
   K3_TRY(k3_pool_run(exec->pool, p->n_rows, gate_row, &ctx, err));
-  return k3_cpu_matmul(exec, p->down, p->gated, p->n_rows, p->out, exec->bf16, err);
+  return multiply(exec, p->down, p->gated, p->n_rows, p->out, p->reduce, p->partial, p->name, err);
 }

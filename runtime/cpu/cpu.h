@@ -42,6 +42,9 @@ void k3_cpu_cache_write(const struct k3_cache *cache, uint64_t layer, uint64_t s
 void k3_cpu_round_bf16(float *values, uint64_t n);
 
 // linear.c. Every dot product is k3_dot_f32's sum, whose order is fixed.
+// The FP32 sum over the ranks, in place; nothing with one rank (block.c).
+enum k3_status k3_cpu_all_reduce(struct k3_exec *exec, const char *name, float *values, uint64_t n, struct k3_error *err);
+
 // y[r, o] = sum_c x[r, c] * W[o, c], each row of W read and decoded once for all n rows of x. y is rounded to BF16 when `round` is set.
 enum k3_status k3_cpu_matmul(struct k3_exec *exec, const struct k3_matrix *w, const float *x, uint64_t n, float *y, bool round, struct k3_error *err);
 // dst = rms(src) * gain: x / sqrt(mean(x^2) + eps), rounded, times gain, rounded. dst may be src.

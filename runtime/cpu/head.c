@@ -5,8 +5,23 @@
 
 enum { CHUNK = K3_CPU_VOCAB_CHUNK };
 
+// The ranks' logits, each for its part of the vocabulary, side by side.
+static enum k3_status gather_logits(struct k3_exec *exec, const struct k3_logits *p, struct k3_error *err) {
+  struct k3_comm *comm = exec->options.comm;
+  const uint64_t width = p->head->n_rows;
+  K3_TRY(k3_cpu_matmul(exec, p->head, p->hidden, p->n_rows, p->part, false, err));
+  K3_TRY(comm->ops->all_gather(comm, p->name, p->part, p->n_rows * width * sizeof(float), p->parts, NULL, err));
+  for (uint64_t r = 0; r < p->vocab_size / width; r++)
+    for (uint64_t row = 0; row < p->n_rows; row++)
+      memcpy(p->out + row * p->vocab_size + r * width, p->parts + (r * p->n_rows + row) * width, width * sizeof(float));
+  return K3_OK;
+}
+
 enum k3_status k3_cpu_logits(struct k3_exec *exec, const struct k3_logits *p, struct k3_error *err) {
-  K3_TRY(k3_cpu_matmul(exec, p->head, p->hidden, p->n_rows, p->out, false, err));
+  if (p->head->n_rows < p->vocab_size)
+    K3_TRY(gather_logits(exec, p, err));
+  else
+    K3_TRY(k3_cpu_matmul(exec, p->head, p->hidden, p->n_rows, p->out, false, err));
   if (p->scale != 1)
     for (uint64_t i = 0; i < p->n_rows * p->vocab_size; i++)
       p->out[i] *= p->scale;
