@@ -94,6 +94,12 @@ static enum k3_status list_rules(const struct k3_plan *plan, struct lists *l, st
     const struct k3_recipe_module *module = &plan->recipe->modules[m];
     if (!plan->mapper.exists[m] || module->shard || (module->role == K3_ROLE_CORE && module->tp == K3_TP_REPLICATE))
       continue;
+    bool named = false;  // two kinds of layers may have a module of the same name
+    for (size_t earlier = 0; earlier < m && !named; earlier++)
+      named = plan->mapper.exists[earlier] && !plan->recipe->modules[earlier].shard && plan->recipe->modules[earlier].tp == module->tp &&
+              plan->recipe->modules[earlier].role == module->role && strcmp(plan->recipe->modules[earlier].into, module->into) == 0;
+    if (named)
+      continue;
     char text[600];
     snprintf(text, sizeof text, "%s.*", module->into);
     const char *name = keep(l, text, err);

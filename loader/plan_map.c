@@ -376,8 +376,11 @@ static void check_module(struct k3_plan *plan, size_t m, const struct presence *
   const struct k3_recipe_module *module = &recipe->modules[m];
   uint64_t count[K3_RECIPE_MAX_INDEXES], indexes[K3_RECIPE_MAX_INDEXES] = {0};
   uint64_t n_absent = 0;
-  for (size_t i = 0; i < K3_RECIPE_MAX_INDEXES; i++)
-    count[i] = i < recipe->n_indexes && uses_index(recipe, module->name, i) ? plan->mapper.index_counts[i] : 1;
+  bool used[K3_RECIPE_MAX_INDEXES];
+  for (size_t i = 0; i < K3_RECIPE_MAX_INDEXES; i++) {
+    used[i] = i < recipe->n_indexes && uses_index(recipe, module->name, i);
+    count[i] = used[i] ? plan->mapper.index_counts[i] : 1;
+  }
   bool more = plan->mapper.exists[m];
   for (size_t i = 0; i < K3_RECIPE_MAX_INDEXES; i++)
     more &= count[i] > 0;
@@ -387,7 +390,7 @@ static void check_module(struct k3_plan *plan, size_t m, const struct presence *
     for (size_t i = 0; i < K3_RECIPE_MAX_INDEXES; i++)
       key.index[i] = (uint32_t)indexes[i];
     for (size_t i = 0; i < K3_RECIPE_MAX_INDEXES; i++)
-      demanded &= count[i] <= 1 || indexes[i] < plan->mapper.optional_from[i] || present->of[i][indexes[i]];
+      demanded &= !used[i] || indexes[i] < plan->mapper.optional_from[i] || present->of[i][indexes[i]];
     size_t first = *at;
     while (*at < plan->n_shards && same_instance(&plan->shards[*at].mapped, &key))
       ++*at;
