@@ -53,7 +53,7 @@ int k3_cmd_synth(struct k3_cli *cli, int argc, char **argv) {
       {"seed", 0, K3_OPT_U64, "N", "of the random weights (default 0)", &synth.seed},
       {"dtype", 0, K3_OPT_CHOICE, "bf16|f16|f32", "of the weights (default bf16)", &dtype},
       {"root", 0, K3_OPT_TEXT, "PREFIX", "put in front of every name, such as model.", &synth.root},
-      {"quant", 'q', K3_OPT_CHOICE, "none|fp8|fp8-tensor|fp8-block|mxfp8|nvfp4|mxfp4", "quantise the projections (fp8: a scale per row)", &scheme},
+      {"quant", 0, K3_OPT_CHOICE, "none|fp8|fp8-tensor|fp8-block|mxfp8|nvfp4|mxfp4", "quantise the projections (fp8: a scale per row)", &scheme},
       {"dialect", 0, K3_OPT_CHOICE, "compressed-tensors|modelopt|deepseek", "whose spelling quantised tensors and config have", &dialect},
       {"share", 0, K3_OPT_CHOICE, "none|module|component",
        "second scales: each matrix its own (default), one for a fused module, one for all q_a and kv_a of all layers", &share},

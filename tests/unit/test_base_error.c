@@ -157,7 +157,7 @@ static void statuses_and_rules_are_one_to_one(void **state) {
   assert_string_equal(k3_status_name(K3_BAD_INPUT), "K3_BAD_INPUT");
   for (int rule = 1; rule < K3_RULE_COUNT; rule++) {
     const struct k3_rule_info *info = k3_rule_info((enum k3_rule)rule);
-    assert_int_equal(strlen(info->id), 5);
+    assert_in_range(strlen(info->id), 3, 5);  // letters of the family, two digits
     assert_true(strlen(info->summary) > 10);
     assert_int_equal(k3_rule_from_id(info->id), rule);
   }
