@@ -32,17 +32,17 @@
   X(CFG05, K3_ERROR, K3_COST_HEADERS, "two quantization configs contradict each other")                                \
   X(CFG06, K3_WARNING, K3_COST_HEADERS, "a key of the other dialect's family in a quantization config")                \
   X(CFG07, K3_WARNING, K3_COST_HEADERS, "a pattern of the quantization config matches no module")                      \
-  X(CFG08, K3_WARNING, K3_COST_HEADERS, "a pattern depends on the layer index or the prefix")                          \
-  X(CFG09, K3_WARNING, K3_COST_HEADERS, "a glob would match other modules if read as substring or regex")              \
+  X(CFG08, K3_INFO, K3_COST_HEADERS, "a pattern depends on the layer index or the prefix")                          \
+  X(CFG09, K3_INFO, K3_COST_HEADERS, "a glob would match other modules if read as substring or regex")              \
   X(CFG10, K3_ERROR, K3_COST_HEADERS, "a pattern is not a regular expression this matcher takes")                      \
   X(CFG11, K3_ERROR, K3_COST_HEADERS, "the arguments of a scheme contradict each other or its format name")            \
   X(CFG12, K3_WARNING, K3_COST_HEADERS, "two groups match one module equally well with different arguments")           \
   X(CFG13, K3_ERROR, K3_COST_HEADERS, "a mixed-precision map that does not fit the tensors")                           \
   X(CFG14, K3_ERROR, K3_COST_HEADERS, "sparsity, a rotation or AWQ scales that the output cannot express")             \
   X(CFG15, K3_WARNING, K3_COST_HEADERS, "a KV cache scheme without scales, or scales without a scheme")                \
-  X(CFG16, K3_WARNING, K3_COST_HEADERS, "ignore lists children where engines build one fused module")                  \
-  X(CFG17, K3_WARNING, K3_COST_HEADERS, "a drafter without a quantization statement of its own")                       \
-  X(CFG18, K3_WARNING, K3_COST_HEADERS, "a drafter in several mixed-precision groups")                                 \
+  X(CFG16, K3_INFO, K3_COST_HEADERS, "ignore lists children where engines build one fused module")                  \
+  X(CFG17, K3_INFO, K3_COST_HEADERS, "a drafter without a quantization statement of its own")                       \
+  X(CFG18, K3_INFO, K3_COST_HEADERS, "a drafter in several mixed-precision groups")                                 \
   X(CFG19, K3_ERROR, K3_COST_HEADERS, "a JSON file of the folder is not parseable")                                    \
   X(CFG20, K3_ERROR, K3_COST_HEADERS, "a config field is missing, of the wrong type or contradictory")                 \
   X(CFG21, K3_ERROR, K3_COST_HEADERS, "recognised, but not supported here")                                            \
@@ -99,7 +99,7 @@
   X(FUS06, K3_INFO, K3_COST_SCALES, "the global scales of the cross-layer component are not one")                      \
   X(FUS07, K3_ERROR, K3_COST_HEADERS, "half of a pair is missing")                                                     \
   X(FUS08, K3_ERROR, K3_COST_HEADERS, "the row order of gate and up is not declared")                                  \
-  X(FUS09, K3_WARNING, K3_COST_SCALES, "a shared scale pushes blocks out of the dynamic range")                        \
+  X(FUS09, K3_INFO, K3_COST_SCALES, "a shared scale pushes blocks out of the dynamic range")                        \
   X(PCK01, K3_ERROR, K3_COST_HEADERS, "the target's alignment is violated")                                            \
   X(PCK02, K3_ERROR, K3_COST_SCALES, "a swizzled scale tensor of the wrong size or with odd padding")                  \
   X(PCK03, K3_ERROR, K3_COST_SCALES, "a scale layout that does not invert")                                            \

@@ -16,18 +16,20 @@ static const struct k3_cli_help help = {
     .examples =
         "  k3pack check drafter/                      the recipe that fits; generic, and it says so, when none does\n"
         "  k3pack check drafter/ --depth headers      headers and JSON only, in milliseconds\n"
+        "  k3pack check drafter/ --engine vllm        what that engine would do with the file, fused scales above all\n"
         "  k3pack check drafter/ --strict --json      for a release pipeline: warnings fail, findings as JSON",
 };
 
 int k3_cmd_check(struct k3_cli *cli, int argc, char **argv) {
   struct k3_source_options from = {0};
   struct k3_check_options check = {.generic_fallback = true, .plan = {.digests = true}};
-  int depth = K3_DEPTH_SCALES;
+  int depth = K3_DEPTH_SCALES, engine = K3_ENGINE_K3PACK;
   bool strict = false;
   const struct k3_option options[] = {
       K3_SOURCE_OPTIONS(from),
       {"depth", 'd', K3_OPT_CHOICE, "headers|scales|values", "how much is read: headers and JSON; also scale tensors (default); also every weight byte",
        &depth},
+      {"engine", 'e', K3_OPT_CHOICE, "k3pack|vllm|sglang|trtllm", "whose trouble decides how severe a finding is (default k3pack)", &engine},
       {"strict", 0, K3_OPT_FLAG, NULL, "warnings fail too", &strict},
       {0},
   };
@@ -35,6 +37,7 @@ int k3_cmd_check(struct k3_cli *cli, int argc, char **argv) {
   if (!k3_cli_parse(cli, argc, argv, &help, options, &exit_code))
     return exit_code;
   check.depth = (enum k3_depth)depth;
+  check.engine = (enum k3_engine)engine;
   struct k3_source source;
   if (!k3_source_open(cli, cli->operands[0], &from, &check, &source, &exit_code)) {
     k3_source_close(&source);

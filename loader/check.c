@@ -57,6 +57,22 @@ static enum k3_status check_image(const struct k3_ckpt *ckpt, struct k3_recipe *
   return k3_recipe_load("generic", recipe, err);
 }
 
+// In the order of their cost: headers, then the scales and what they mean for fused modules.
+static enum k3_status run_rules(const struct k3_plan *plan, const struct k3_check_options *options, struct k3_findings *findings,
+                                struct k3_error *err) {
+  struct k3_scale_facts *facts = NULL;
+  enum k3_status status = K3_OK;
+  K3_TRY(k3_rules_config(plan, options->engine, findings, err));
+  if (options->depth >= K3_DEPTH_SCALES && findings->n_errors_by_rule[K3_CFG21] == 0) {
+    facts = k3_calloc(plan->linears.n_items, sizeof *facts, err);
+    status = facts ? k3_rules_scales(plan, options->engine, options->n_threads, facts, findings, err) : K3_NO_MEMORY;
+  }
+  if (status == K3_OK)
+    status = k3_rules_fusion(plan, options->engine, facts, findings, err);
+  k3_free(facts);
+  return status;
+}
+
 enum k3_status k3_check_run(const struct k3_ckpt *ckpt, const struct k3_ckpt *target, const struct k3_check_options *options,
                             struct k3_recipe *recipe, struct k3_plan *plan, struct k3_check_summary *summary, struct k3_findings *findings,
                             struct k3_error *err) {
@@ -68,6 +84,7 @@ enum k3_status k3_check_run(const struct k3_ckpt *ckpt, const struct k3_ckpt *ta
     return check_image(ckpt, recipe, summary, err);
   K3_TRY(find_recipe(ckpt, options, recipe, summary, findings, err));
   K3_TRY(k3_plan_map(ckpt, target, recipe, &options->plan, plan, findings, err));
+  K3_TRY(run_rules(plan, options, findings, err));
   summary->n_tensors = plan->n_present;
   // A name that the index promised and nobody holds is missing under any recipe.
   summary->n_tensors_expected = recipe->keep_names ? plan->n_expected + ckpt->n_promised : plan->n_expected;

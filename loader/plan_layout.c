@@ -8,6 +8,7 @@
 #include "base/hash.h"
 #include "base/version.h"
 #include "loader/plan_parts.h"
+#include "loader/rules.h"
 
 enum {
   PAGE_NBYTES = 4096,
@@ -402,6 +403,9 @@ enum k3_status k3_plan_layout(struct k3_plan *plan, struct k3_findings *findings
   struct layout l = {.plan = plan};
   enum k3_status status;
   uint64_t errors_before = findings->n_errors;
+  k3_rules_packable(plan, findings);
+  if (findings->n_errors > errors_before)
+    return K3_OK;
   K3_TRY_GOTO(status, out, k3_plan_list_sources(plan, err));
   K3_TRY_GOTO(status, out, plan->recipe->keep_names ? draft_copies(&l, err) : draft_modules(&l, findings, err));
   if (findings->n_errors > errors_before)
