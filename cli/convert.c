@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli/quant.h"
 #include "cli/source.h"
 #include "cli/verbs.h"
 #include "loader/split.h"
@@ -19,6 +20,7 @@ static const struct k3_cli_help help = {
     .examples =
         "  k3pack convert drafter/ -o drafter.k3p --target kimi-k3/       with the embedding and head that the drafter borrows\n"
         "  k3pack convert drafter/ -o drafter.k3p --dry-run               only the plan: which tensor goes where\n"
+        "  k3pack convert drafter/ -o drafter-nvfp4.k3p --quant nvfp4     linear layers encoded, exact for every engine\n"
         "  k3pack convert hf:Inferact/Kimi-K3-DSpark -o drafter.k3p       from the local HuggingFace cache\n"
         "  k3pack convert drafter/ -o drafter-tp8/ --tp 8                 a folder: shared.safetensors and one file for each rank\n"
         "  k3pack convert any/ -o any.k3p --recipe generic                any checkpoint, all names kept",
@@ -161,6 +163,8 @@ static int report(struct k3_cli *cli, const struct k3_source *source, const char
     k3_jsonw_u64(&json, "image_nbytes", result->file_nbytes);
     k3_jsonw_u64(&json, "source_nbytes", result->gathered_nbytes);
     k3_jsonw_u64(&json, "dropped", source->plan.n_dropped);
+    if (source->plan.requant)
+      k3_quant_report_json(&json, &source->plan);
     k3_cli_json_findings(&json, &source->findings);
     return k3_cli_json_end(cli, &json, 0);
   }
@@ -168,6 +172,8 @@ static int report(struct k3_cli *cli, const struct k3_source *source, const char
     char size[32], name[512];
     printf("%s: %s, recipe %s, seal %s\n", k3_printable(name, sizeof name, image, strlen(image), 400), k3_cli_size_text(size, result->file_nbytes),
            source->recipe.name, result->identity);
+    if (source->plan.requant)
+      k3_quant_report(cli, &source->plan);
   }
   return 0;
 }
@@ -187,13 +193,28 @@ static void say_notes(struct k3_cli *cli, const struct k3_plan *plan) {
   }
 }
 
-static int convert(struct k3_cli *cli, const char *image, bool replace, bool dry_run, uint64_t tp, struct k3_source *source) {
+// Chooses what is encoded and measures it. The answer is in the findings.
+static enum k3_status prepare_quant(struct k3_cli *cli, const struct k3_requant_options *quant, bool dry_run, struct k3_source *source,
+                                    struct k3_error *err) {
+  K3_TRY(k3_requant_select(&source->plan, quant, &source->findings, err));
+  if (!source->plan.requant || dry_run)
+    return K3_OK;
+  source->plan.requant->collecting = true;
+  return k3_requant_measure(&source->plan, cli->n_threads, &cli->progress, &source->findings, err);
+}
+
+static int convert(struct k3_cli *cli, const char *image, const struct k3_requant_options *quant, bool replace, bool dry_run, uint64_t tp,
+                   struct k3_source *source) {
   struct k3_error err = {0};
   struct k3_plan *plan = &source->plan;
   if (source->findings.n_errors > 0)
     return refuse(cli, &source->findings);
   if (!dry_run && k3_plan_compare_borrowed(plan, cli->n_threads, &cli->progress, &source->findings, &err) != K3_OK)
     return k3_cli_fail(cli, &err);
+  if (quant && prepare_quant(cli, quant, dry_run, source, &err) != K3_OK)
+    return k3_cli_fail(cli, &err);
+  if (source->findings.n_errors > 0)
+    return refuse(cli, &source->findings);
   if (plan->options.source_digest && !dry_run && k3_plan_digest_sources(plan, cli->n_threads, &cli->progress, &err) != K3_OK)
     return k3_cli_fail(cli, &err);
   struct k3_writer_options options = {.path = image, .replace = replace, .n_threads = cli->n_threads, .progress = &cli->progress};
@@ -201,6 +222,8 @@ static int convert(struct k3_cli *cli, const char *image, bool replace, bool dry
   if (tp > 0 && !dry_run) {
     if (k3_split_write(plan, (uint32_t)tp, &options, &result, &source->findings, &err) != K3_OK)
       return k3_cli_fail(cli, &err);
+    if (plan->requant)
+      k3_requant_finish(plan, &source->findings);
     k3_cli_print_findings(cli, &source->findings);
     say_notes(cli, plan);
     return report(cli, source, image, &result);
@@ -215,6 +238,8 @@ static int convert(struct k3_cli *cli, const char *image, bool replace, bool dry
   }
   if (k3_writer_run(plan, &options, &result, &source->findings, &err) != K3_OK)
     return k3_cli_fail(cli, &err);
+  if (plan->requant)
+    k3_requant_finish(plan, &source->findings);
   k3_cli_print_findings(cli, &source->findings);
   say_notes(cli, plan);
   return report(cli, source, image, &result);
@@ -225,10 +250,13 @@ int k3_cmd_convert(struct k3_cli *cli, int argc, char **argv) {
   struct k3_check_options check = {.depth = K3_DEPTH_SCALES, .plan = {.digests = true}};
   const char *image = NULL;
   bool dry_run = false, replace = false, no_digests = false;
+  struct k3_quant_options quant = {0};
+  struct k3_requant_options requant;
   uint64_t tp = 0;
   const struct k3_option options[] = {
       {"output", 'o', K3_OPT_TEXT, "IMAGE", "the image to write", &image},
       K3_SOURCE_OPTIONS(from),
+      K3_QUANT_OPTIONS(quant),
       {"dry-run", 'n', K3_OPT_FLAG, NULL, "print the plan (every source tensor with its destinations) and write nothing", &dry_run},
       {"tp", 0, K3_OPT_U64, "N", "write a folder for N tensor-parallel ranks: what they share, and a file with the slices of each", &tp},
       {"force", 'f', K3_OPT_FLAG, NULL, "replace an existing output", &replace},
@@ -246,13 +274,16 @@ int k3_cmd_convert(struct k3_cli *cli, int argc, char **argv) {
     return k3_cli_usage(cli, "--tp takes at most %d ranks", K3_MANIFEST_MAX_RANKS);
   if (tp > 0 && dry_run)
     return k3_cli_usage(cli, "--dry-run shows the whole image; --tp cuts it afterwards");
+  bool encode = k3_quant_asked(cli, &quant, &requant, &exit_code);
+  if (exit_code != 0)
+    return exit_code;
   check.plan.digests = !no_digests;
   struct k3_source source;
   if (k3_source_open(cli, cli->operands[0], &from, &check, &source, &exit_code)) {
     if (source.ckpt.image.bytes)
       exit_code = k3_cli_usage(cli, "%s is a packed image already", cli->operands[0]);
     else
-      exit_code = convert(cli, image, replace, dry_run, tp, &source);
+      exit_code = convert(cli, image, encode ? &requant : NULL, replace, dry_run, tp, &source);
   }
   k3_source_close(&source);
   return exit_code;

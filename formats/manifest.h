@@ -11,7 +11,8 @@
 //            hold {i} (any number) and end in ".*" (any parameter). A regular run of shards is one entry {"each": ["e", first, end], "id": [start,
 //            step], "source": "...{e}...", "row": [start, step], "n_rows"} for e = first .. end-1, at most 4096 of them; then "file" is absent: the
 //            source headers tell it. The shards of a tensor are sorted by row
-//   linears  [{"scheme", "group" | "block": [rows, cols], "second_scale": "divide" | "multiply", "modules": [...]}]: a module not listed is plain.
+//   linears  [{"scheme", "group" | "block": [rows, cols], "second_scale": "divide" | "multiply", "from": "BF16", "modules": [...]}]: a module not
+//            listed is plain; "from" is there when the source held plain weights of that dtype, which the conversion encoded.
 //            A run of modules is one entry {"each": ["e", first, end], "module": "...{e}..."}
 //   views    {"model.context_kv_proj.weight": [{"id", "tensor", "row", "n_rows"}]}: rows of stored tensors, no bytes of their own
 //   reductions [{"producer": "model.layers.{i}.self_attn.o_proj", "norm": "model.layers.{i}.post_attention_layernorm"}]
@@ -73,6 +74,7 @@ struct k3_manifest_linear {
   const char *scheme;               // "nvfp4", ...: the names of quant/scheme.h
   uint64_t block_rows, block_cols;  // 1 x group for group schemes, 128 x 128 for fp8-block, 0 x 0 otherwise
   bool second_scale_divides;        // true: compressed-tensors' weight_global_scale; false: ModelOpt's weight_scale_2, or no second scale
+  const char *encoded_from;         // "BF16", ...: the source's dtype when the weight was encoded on the way into the image; NULL: kept
 };
 
 struct k3_manifest_view_shard {

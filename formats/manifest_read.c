@@ -321,9 +321,9 @@ static enum k3_status read_tensors(struct k3_mread *reader, const json_t *root) 
 // ---- linears, views, pairs ----
 
 static enum k3_status read_group(struct k3_mread *reader, const json_t *entry, struct k3_manifest_linear *linear) {
-  static const char *const directions[] = {"multiply", "divide"};
+  static const char *const directions[] = {"multiply", "divide"}, *const plain[] = {"", "BF16", "F16", "F32"};
   uint64_t block[2];
-  int direction;
+  int direction, from;
   K3_TRY(k3_mread_name(reader, entry, "scheme", "linears", &linear->scheme));
   bool has_group = json_object_get(entry, "group"), has_block = json_object_get(entry, "block");
   if (has_group && has_block)
@@ -341,6 +341,8 @@ static enum k3_status read_group(struct k3_mread *reader, const json_t *entry, s
   }
   K3_TRY(k3_mread_word(reader, entry, "second_scale", "linears", directions, 2, true, &direction));
   linear->second_scale_divides = direction == 1;
+  K3_TRY(k3_mread_word(reader, entry, "from", "linears", plain, 4, true, &from));
+  linear->encoded_from = from > 0 ? plain[from] : NULL;
   return K3_OK;
 }
 

@@ -211,12 +211,16 @@ static int compare_linears(const void *a, const void *b) {
     return left->block_cols < right->block_cols ? -1 : 1;
   if (left->second_scale_divides != right->second_scale_divides)
     return left->second_scale_divides ? 1 : -1;
+  order = strcmp(left->encoded_from ? left->encoded_from : "", right->encoded_from ? right->encoded_from : "");
+  if (order != 0)
+    return order;
   return compare_counting(left->module, right->module);
 }
 
 static bool same_description(const struct k3_manifest_linear *a, const struct k3_manifest_linear *b) {
   return strcmp(a->scheme, b->scheme) == 0 && a->block_rows == b->block_rows && a->block_cols == b->block_cols &&
-         a->second_scale_divides == b->second_scale_divides;
+         a->second_scale_divides == b->second_scale_divides &&
+         strcmp(a->encoded_from ? a->encoded_from : "", b->encoded_from ? b->encoded_from : "") == 0;
 }
 
 // ---- sections, each under its key ----
@@ -254,7 +258,9 @@ static void put_group(struct k3_jsonw *writer, const struct k3_manifest *m, cons
   k3_jsonw_begin_object(writer, NULL);
   if (linears->block_rows > 1)
     put_pair(writer, "block", linears->block_rows, linears->block_cols);
-  else if (linears->block_rows == 1)
+  if (linears->encoded_from)
+    k3_jsonw_string(writer, "from", linears->encoded_from);
+  if (linears->block_rows == 1)
     k3_jsonw_u64(writer, "group", linears->block_cols);
   k3_jsonw_begin_array(writer, "modules");
   put_runs(writer, m, modules, n, true);

@@ -45,6 +45,28 @@ static int compare_located(const void *left, const void *right) {
   return strcmp(((const struct located *)left)->source, ((const struct located *)right)->source);
 }
 
+// Source weights that the image holds encoded: their number, and the first one.
+static size_t count_encoded(const struct k3_manifest *manifest, const char **first, const char **scheme) {
+  size_t n = 0;
+  for (size_t i = 0; i < manifest->n_tensors; i++) {
+    const struct k3_manifest_tensor *entry = &manifest->tensors[i];
+    const char *dot = strrchr(entry->name, '.');
+    char module[2 * K3_ST_MAX_NAME_NBYTES];
+    if (!dot || entry->n_shards == 0 || (strcmp(dot, ".weight") != 0 && strcmp(dot, ".weight_packed") != 0))
+      continue;
+    snprintf(module, sizeof module, "%.*s", (int)(dot - entry->name), entry->name);
+    const struct k3_manifest_linear *linear = k3_manifest_linear_of(manifest, module);
+    if (!linear || !linear->encoded_from)
+      continue;
+    if (n == 0) {
+      *first = entry->shards[0].source;
+      *scheme = linear->scheme;
+    }
+    n += entry->n_shards;
+  }
+  return n;
+}
+
 // Refuses what cannot be exact, with the first name and the number of them.
 static enum k3_status check_complete(const struct export *e, struct k3_error *err) {
   const struct k3_manifest *manifest = &e->image.manifest;
@@ -52,7 +74,11 @@ static enum k3_status check_complete(const struct export *e, struct k3_error *er
     return k3_fail(err, K3_UNSUPPORTED, K3_RULE_NONE, e->path, manifest->dropped[0].key, "an image that holds every tensor of its source",
                    "%zu source tensors are not in the image (%s), so the original files cannot be written", manifest->n_dropped,
                    manifest->dropped[0].value);
-  size_t n_own = 0;
+  const char *first = NULL, *scheme = NULL;
+  size_t n_encoded = count_encoded(manifest, &first, &scheme), n_own = 0;
+  if (n_encoded > 0)
+    return k3_fail(err, K3_UNSUPPORTED, K3_RULE_NONE, e->path, first, "--format compressed-tensors or modelopt, or an image of `convert --quant keep`",
+                   "%zu source weights were encoded to %s, so the original files cannot be written", n_encoded, scheme);
   for (size_t s = 0; s < manifest->n_sources; s++)
     n_own += !manifest->sources[s].of_target;
   if (n_own == 0)

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "loader/requantise.h"
 #include "loader/writer.h"
 
 // Neighbouring pieces are often neighbours in their file too (a copied checkpoint is one long run), so reads are put together while they are.
@@ -51,6 +52,21 @@ static enum k3_status gather_piece(const struct k3_plan *plan, const struct k3_p
   return K3_OK;
 }
 
+// Bytes [from, from + nbytes) of one piece of an encoded weight.
+static enum k3_status encode_piece(const struct k3_plan *plan, const struct k3_plan_piece *piece, enum k3_param param, uint64_t from, size_t nbytes,
+                                   unsigned char *to, struct k3_error *err) {
+  while (nbytes > 0) {
+    uint64_t row = from / piece->row_nbytes, in_row = from % piece->row_nbytes;
+    uint64_t left = piece->src_stride == piece->row_nbytes ? piece->row_nbytes * piece->n_rows - from : piece->row_nbytes - in_row;
+    size_t n = left < nbytes ? (size_t)left : nbytes;
+    K3_TRY(k3_requant_encode(plan, piece->encoded - 1, param, piece->src_offset + row * piece->src_stride + in_row, n, to, err));
+    from += n;
+    to += n;
+    nbytes -= n;
+  }
+  return K3_OK;
+}
+
 static enum k3_status gather_data(const struct k3_plan *plan, const struct k3_plan_tensor *tensor, uint64_t from, size_t nbytes, unsigned char *to,
                                   struct run *run, struct k3_error *err) {
   const struct k3_plan_piece *pieces = plan->pieces + tensor->first_piece;
@@ -67,7 +83,10 @@ static enum k3_status gather_data(const struct k3_plan *plan, const struct k3_pl
     if (at >= length)
       continue;  // an empty shard
     size_t n = length - at < nbytes ? (size_t)(length - at) : nbytes;
-    K3_TRY(gather_piece(plan, &pieces[low], at, n, to, run, err));
+    if (pieces[low].encoded)
+      K3_TRY(encode_piece(plan, &pieces[low], (enum k3_param)tensor->param, at, n, to, err));
+    else
+      K3_TRY(gather_piece(plan, &pieces[low], at, n, to, run, err));
     from += n;
     to += n;
     nbytes -= n;

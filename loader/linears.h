@@ -27,6 +27,7 @@ struct k3_linear {
   bool of_target;
   bool is_linear;    // what configs call "Linear": no embedding, no lookup
   bool is_plain;     // BF16, F16, F32: scheme is that
+  const char *encoded_from;  // dtype of the source when the weight is encoded on the way (loader/requantise.h), and scheme the new one; else NULL
   bool is_sound;     // shapes and dtypes of all companions are right
   uint16_t module;   // of the recipe; UINT16_MAX under "generic"
   uint32_t index[K3_RECIPE_MAX_INDEXES];

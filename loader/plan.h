@@ -36,12 +36,14 @@ struct k3_plan_tensor {
 };
 
 // Bytes of a DATA tensor: n_rows rows of row_nbytes each, src_stride apart in the source tensor, without a gap in the image. A whole copy is one row.
+// Of a weight that is encoded, the "source tensor" is the encoded one.
 struct k3_plan_piece {
   uint64_t dst_offset;  // in the image tensor
   uint64_t src_offset;  // of the first row, in the source tensor
   uint64_t row_nbytes, src_stride;
   uint32_t n_rows;
   uint32_t tensor : 31, of_target : 1;
+  uint32_t encoded;  // 1 + number of the encoded weight (loader/requantise.h); 0: bytes are copied
 };
 
 // The slice of a source tensor that a rank holds, in rows or columns of its normal shape. Axis 0: all of it.
@@ -63,6 +65,11 @@ struct k3_plan_shard {
   uint32_t plan_tensor : 31, packed : 1;  // packed: the weight of its module instance is packed FP4
   uint32_t linear;           // index into linears.items, K3_LINEAR_ABSENT when it belongs to none
   uint64_t id, row, n_rows;  // of the stacked tensor, in rows of its first dimension
+<<<<<<< ours
+=======
+  bool packed;               // the weight of its module instance is packed FP4
+  uint32_t encoded;          // 1 + number of the encoded weight of which this is a parameter; 0: copied
+>>>>>>> theirs
   struct k3_plan_cut cut;
 };
 
@@ -82,6 +89,8 @@ struct k3_plan_options {
   uint8_t allowed_rules[K3_RULE_COUNT];  // --allow: nonzero turns an error of that rule into a warning
 };
 
+struct k3_requant;
+
 struct k3_plan {
   const struct k3_ckpt *ckpt, *target;  // target may be NULL
   const struct k3_recipe *recipe;
@@ -96,6 +105,7 @@ struct k3_plan {
   struct k3_plan_shard *shards;        // of modules, sorted by image tensor; empty for generic
   size_t n_shards, shards_capacity;
   struct k3_linears linears;           // of generic too
+  struct k3_requant *requant;          // weights that are encoded on the way; NULL: none
   struct k3_plan_source *sources;
   size_t n_sources;
   char *manifest;                      // compact JSON

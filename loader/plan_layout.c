@@ -8,7 +8,11 @@
 #include "base/hash.h"
 #include "base/version.h"
 #include "loader/plan_parts.h"
+<<<<<<< ours
 #include "loader/rules.h"
+=======
+#include "loader/requantise.h"
+>>>>>>> theirs
 
 enum {
   PAGE_NBYTES = 4096,
@@ -168,14 +172,14 @@ static const char *image_name(struct layout *l, const struct k3_plan_shard *shar
 static enum k3_status add_stack(struct layout *l, size_t first, size_t last, struct k3_findings *findings, struct k3_error *err) {
   struct k3_plan *plan = l->plan;
   struct k3_plan_shard *head = &plan->shards[first];
-  const struct k3_st_tensor *source = k3_plan_source_of(plan, &head->mapped);
+  const struct k3_st_tensor *source = k3_plan_stored_of(plan, head);
   bool stacked = head->mapped.module != K3_MODULE_CARRY && plan->recipe->modules[head->mapped.module].shard;
   uint64_t shape[K3_ST_MAX_RANK + 1], n_rows = 0, nbytes = 0;
   unsigned rank = k3_plan_normal_shape(plan, head, shape);
   uint32_t first_piece = (uint32_t)plan->n_pieces;
   for (size_t s = first; s < last; s++) {
     struct k3_plan_shard *shard = &plan->shards[s];
-    const struct k3_st_tensor *t = k3_plan_source_of(plan, &shard->mapped);
+    const struct k3_st_tensor *t = k3_plan_stored_of(plan, shard);
     uint64_t own[K3_ST_MAX_RANK + 1];
     unsigned own_rank = k3_plan_normal_shape(plan, shard, own);
     struct k3_plan_piece piece = {.dst_offset = nbytes,
@@ -183,7 +187,8 @@ static enum k3_status add_stack(struct layout *l, size_t first, size_t last, str
                                   .src_stride = t->end - t->begin,
                                   .n_rows = 1,
                                   .tensor = shard->mapped.tensor & 0x7FFFFFFFu,
-                                  .of_target = shard->mapped.of_target};
+                                  .of_target = shard->mapped.of_target,
+                                  .encoded = shard->encoded};
     K3_TRY(k3_plan_apply_cut(shard, t, own_rank, own, &piece, err));
     if (s == first)
       memcpy(shape, own, rank * sizeof *own);
@@ -266,6 +271,35 @@ static int compare_by_place(const void *left, const void *right, void *ctx) {
   return strcmp(ta->name, tb->name);  // empty tensors share a place
 }
 
+// The tensors that an encoded weight becomes, under the names of its module's parameters. The lists have room.
+static enum k3_status draft_encoded(struct layout *l, uint32_t tensor, uint32_t encoded, struct k3_error *err) {
+  struct k3_plan *plan = l->plan;
+  const struct k3_linear *linear = &plan->linears.items[plan->requant->items[encoded - 1].linear];
+  enum k3_param params[K3_REQUANT_MAX_PARAMS];
+  size_t n_params = k3_requant_params(plan->requant, params);
+  for (size_t p = 0; p < n_params; p++) {
+    const struct k3_st_tensor *t = k3_requant_stored(plan->requant, encoded, params[p]);
+    char name[K3_ST_MAX_NAME_NBYTES + 64];
+    size_t n = (size_t)snprintf(name, sizeof name, "%.*s.%s", (int)linear->name_nbytes, linear->name, k3_param_name(params[p]));
+    struct draft draft = {.first_shard = tensor};
+    draft.t = (struct k3_plan_tensor){.name = k3_arena_strndup(&plan->arena, name, n, err),
+                                      .shape = t->shape,
+                                      .nbytes = t->end,
+                                      .first_piece = (uint32_t)plan->n_pieces,
+                                      .n_pieces = 1,
+                                      .dtype = t->dtype,
+                                      .rank = t->rank,
+                                      .kind = K3_PLAN_DATA,
+                                      .param = (uint8_t)params[p]};
+    if (!draft.t.name)
+      return K3_NO_MEMORY;
+    plan->pieces[plan->n_pieces++] = (struct k3_plan_piece){
+        .row_nbytes = t->end, .src_stride = t->end, .n_rows = 1, .tensor = tensor & 0x7FFFFFFFu, .encoded = encoded};
+    l->drafts[l->n_drafts++] = draft;
+  }
+  return K3_OK;
+}
+
 // Every tensor under its own name, in the order of its bytes, so that reading is sequential and the order of the header text does not matter.
 static enum k3_status draft_copies(struct layout *l, struct k3_error *err) {
   struct k3_plan *plan = l->plan;
@@ -276,9 +310,10 @@ static enum k3_status draft_copies(struct layout *l, struct k3_error *err) {
     order[t] = (uint32_t)t;
   if (plan->ckpt->n_tensors > 1)
     qsort_r(order, plan->ckpt->n_tensors, sizeof *order, compare_by_place, (void *)(uintptr_t)plan->ckpt);
-  enum k3_status status = k3_grow(&l->drafts, &l->drafts_capacity, plan->ckpt->n_tensors, sizeof *l->drafts, err);
+  size_t n_most = plan->ckpt->n_tensors + (plan->requant ? (K3_REQUANT_MAX_PARAMS - 1) * plan->requant->n_items : 0);
+  enum k3_status status = k3_grow(&l->drafts, &l->drafts_capacity, n_most, sizeof *l->drafts, err);
   if (status == K3_OK)
-    status = k3_grow(&plan->pieces, &plan->pieces_capacity, plan->ckpt->n_tensors, sizeof *plan->pieces, err);
+    status = k3_grow(&plan->pieces, &plan->pieces_capacity, n_most, sizeof *plan->pieces, err);
   for (uint64_t i = 0; status == K3_OK && i < plan->ckpt->n_tensors; i++) {
     const struct k3_st_tensor *t = k3_ckpt_tensor(plan->ckpt, order[i]);
     struct draft draft = {.first_shard = order[i]};
@@ -290,6 +325,11 @@ static enum k3_status draft_copies(struct layout *l, struct k3_error *err) {
                                       .dtype = t->dtype,
                                       .rank = t->rank,
                                       .kind = K3_PLAN_DATA};
+    uint32_t encoded = plan->requant ? plan->requant->item_of[order[i]] : 0;
+    if (encoded) {
+      status = draft_encoded(l, order[i], encoded, err);
+      continue;
+    }
     plan->pieces[plan->n_pieces++] = (struct k3_plan_piece){.row_nbytes = draft.t.nbytes, .src_stride = draft.t.nbytes, .n_rows = 1,
                                                             .tensor = order[i] & 0x7FFFFFFFu};
     l->drafts[l->n_drafts++] = draft;

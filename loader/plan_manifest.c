@@ -72,7 +72,7 @@ static enum k3_status list_stacks(const struct k3_plan *plan, struct lists *l, s
     const struct k3_recipe_module *module = &plan->recipe->modules[head->mapped.module];
     const char *name = plan->tensors[head->plan_tensor].name;
     char copied[2 * K3_ST_MAX_NAME_NBYTES];
-    if (!module->shard && !head->mapped.of_target &&
+    if (!module->shard && !head->mapped.of_target && !head->encoded &&
         k3_manifest_copied_name(&l->m, k3_plan_source_of(plan, &head->mapped)->name, copied, sizeof copied) > 0 && strcmp(copied, name) == 0)
       continue;  // merely copied: its name follows from root and aliases
     struct k3_manifest_shard *shards = k3_arena_alloc(&l->m.arena, (last - first) * sizeof *shards, err);
@@ -84,6 +84,23 @@ static enum k3_status list_stacks(const struct k3_plan *plan, struct lists *l, s
                                                      shard->row, shard->n_rows};
     }
     K3_TRY(add_tensor(l, (struct k3_manifest_tensor){name, module->role, module->tp, shards, last - first}, err));
+  }
+  return K3_OK;
+}
+
+// Without modules, only encoded weights are not what their names say.
+static enum k3_status list_encoded(const struct k3_plan *plan, struct lists *l, struct k3_error *err) {
+  for (size_t i = 0; i < plan->n_tensors; i++) {
+    const struct k3_plan_tensor *tensor = &plan->tensors[i];
+    const struct k3_plan_piece *piece = tensor->kind == K3_PLAN_DATA ? &plan->pieces[tensor->first_piece] : NULL;
+    if (!piece || !piece->encoded)
+      continue;
+    const struct k3_ckpt_file *file = k3_ckpt_file_of(plan->ckpt, piece->tensor);
+    struct k3_manifest_shard *shard = k3_arena_alloc(&l->m.arena, sizeof *shard, err);
+    if (!shard)
+      return K3_NO_MEMORY;
+    *shard = (struct k3_manifest_shard){0, k3_ckpt_tensor(plan->ckpt, piece->tensor)->name, file - plan->ckpt->files, 0, tensor->shape[0]};
+    K3_TRY(add_tensor(l, (struct k3_manifest_tensor){tensor->name, K3_ROLE_CORE, K3_TP_REPLICATE, shard, 1}, err));
   }
   return K3_OK;
 }
@@ -122,11 +139,13 @@ static enum k3_status list_reductions(const struct k3_plan *plan, struct lists *
 }
 
 // A module of the image that is not plain. Members of a stack have one scheme, so the first one speaks for all of them.
-static enum k3_status add_linear(struct lists *l, const char *module, const struct k3_quant_scheme *scheme, struct k3_error *err) {
+static enum k3_status add_linear(struct lists *l, const char *module, const struct k3_linear *linear, struct k3_error *err) {
+  const struct k3_quant_scheme *scheme = &linear->scheme;
   bool blocks = scheme->block_rows > 0 && scheme->block_cols > 0;
   K3_TRY(k3_grow(&l->m.linears, &l->linears_capacity, l->m.n_linears + 1, sizeof *l->m.linears, err));
   l->m.linears[l->m.n_linears++] = (struct k3_manifest_linear){.module = module,
                                                                .scheme = k3_scheme_name(scheme->scheme),
+                                                               .encoded_from = linear->encoded_from,
                                                                .block_rows = blocks ? scheme->block_rows : 0,
                                                                .block_cols = blocks ? scheme->block_cols : 0,
                                                                .second_scale_divides = scheme->second == K3_SECOND_DIVIDE};
@@ -142,7 +161,7 @@ static enum k3_status list_linears(const struct k3_plan *plan, struct lists *l, 
     const char *module = k3_arena_strndup(&l->m.arena, linear->name, linear->name_nbytes, err);
     if (!module)
       return K3_NO_MEMORY;
-    K3_TRY(add_linear(l, module, &linear->scheme, err));
+    K3_TRY(add_linear(l, module, linear, err));
   }
   uint32_t last = UINT32_MAX;
   for (size_t s = 0; s < plan->n_shards; s++) {
@@ -155,7 +174,7 @@ static enum k3_status list_linears(const struct k3_plan *plan, struct lists *l, 
     const char *module = k3_arena_strndup(&l->m.arena, name, (size_t)(dot - name), err);
     if (!module)
       return K3_NO_MEMORY;
-    K3_TRY(add_linear(l, module, &plan->linears.items[shard->linear].scheme, err));
+    K3_TRY(add_linear(l, module, &plan->linears.items[shard->linear], err));
   }
   return K3_OK;
 }
@@ -230,7 +249,7 @@ static enum k3_status fill(const struct k3_plan *plan, struct lists *l, struct k
   }
   K3_TRY(list_linears(plan, l, err));
   if (recipe->keep_names)
-    return K3_OK;
+    return list_encoded(plan, l, err);
   K3_TRY(list_stacks(plan, l, err));
   K3_TRY(list_rules(plan, l, err));
   K3_TRY(list_reductions(plan, l, err));

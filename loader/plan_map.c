@@ -8,6 +8,7 @@
 #include "loader/plan.h"
 #include "loader/plan_parts.h"
 #include "loader/recipes.h"
+#include "loader/requantise.h"
 
 enum { N_SAMPLES = 4096 };
 
@@ -531,6 +532,7 @@ out:
 }
 
 void k3_plan_free(struct k3_plan *plan) {
+  k3_requant_free(plan->requant);
   k3_mapper_free(&plan->mapper);
   k3_free(plan->tensors);
   k3_free(plan->pieces);

@@ -42,6 +42,9 @@ static inline const struct k3_st_tensor *k3_plan_source_of(const struct k3_plan 
   return k3_ckpt_tensor(k3_plan_ckpt(plan, mapped->of_target), mapped->tensor);
 }
 
+// What a shard holds: its source tensor, or the tensor that this becomes when it is encoded.
+const struct k3_st_tensor *k3_plan_stored_of(const struct k3_plan *plan, const struct k3_plan_shard *shard);
+
 static inline const char *k3_plan_path_of(const struct k3_plan *plan, const struct k3_mapped *mapped) {
   return k3_ckpt_file_of(k3_plan_ckpt(plan, mapped->of_target), mapped->tensor)->path;
 }

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "loader/plan_parts.h"
+#include "loader/requantise.h"
 
 enum k3_param k3_plan_image_param(const struct k3_plan_shard *shard) {
   switch (shard->mapped.param) {
@@ -19,8 +20,13 @@ static bool is_scale(enum k3_param param) {
          param == K3_PARAM_INPUT_GLOBAL_SCALE;
 }
 
+const struct k3_st_tensor *k3_plan_stored_of(const struct k3_plan *plan, const struct k3_plan_shard *shard) {
+  return shard->encoded ? k3_requant_stored(plan->requant, shard->encoded, (enum k3_param)shard->mapped.param)
+                        : k3_plan_source_of(plan, &shard->mapped);
+}
+
 unsigned k3_plan_normal_shape(const struct k3_plan *plan, const struct k3_plan_shard *shard, uint64_t shape[K3_ST_MAX_RANK]) {
-  const struct k3_st_tensor *t = k3_plan_source_of(plan, &shard->mapped);
+  const struct k3_st_tensor *t = k3_plan_stored_of(plan, shard);
   enum k3_param param = k3_plan_image_param(shard);
   unsigned rank = t->rank;
   for (unsigned i = 0; i < rank; i++)

@@ -166,8 +166,9 @@ enum k3_status k3_split_part(const struct k3_plan *mapped, uint32_t tp, int32_t 
                            .mapper = mapped->mapper,
                            .options = mapped->options,
                            .part = {tp, rank, rank < 0 ? rank_seals : NULL},
+                           .dspark = mapped->dspark,
                            .linears = mapped->linears,
-                           .dspark = mapped->dspark};
+                           .requant = mapped->requant};
   enum k3_status status = fill_part(mapped, part, findings, err);
   if (status != K3_OK)
     k3_split_part_free(part);
@@ -175,8 +176,9 @@ enum k3_status k3_split_part(const struct k3_plan *mapped, uint32_t tp, int32_t 
 }
 
 void k3_split_part_free(struct k3_plan *part) {
-  part->mapper = (struct k3_mapper){0};  // the mapped plan's, like the linears
+  part->mapper = (struct k3_mapper){0};  // these are the mapped plan's
   part->linears = (struct k3_linears){0};
+  part->requant = NULL;
   k3_plan_free(part);
 }
 

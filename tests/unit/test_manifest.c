@@ -23,9 +23,10 @@ static struct k3_manifest_tensor tensors[] = {{"model.layers.{i}.o_proj.*", K3_R
                                               {"model.layers.0.qkv.weight", K3_ROLE_CORE, K3_TP_REPLICATE, qkv, 2},
                                               {"model.embed_tokens.weight", K3_ROLE_BORROWED, K3_TP_VOCAB, embed, 1},
                                               {"model.confidence.*", K3_ROLE_OPTIONAL, K3_TP_COLUMN, NULL, 0}};
-static struct k3_manifest_linear linears[] = {{"model.layers.0.up", "nvfp4", 1, 16, true},     {"model.layers.0.down", "fp8-block", 128, 128, false},
-                                              {"model.layers.10.up", "nvfp4", 1, 16, true},    {"model.layers.2.up", "nvfp4", 1, 16, false},
-                                              {"model.layers.0.o", "fp8-tensor", 0, 0, false}, {"model.layers.9.up", "nvfp4", 1, 16, true}};
+static struct k3_manifest_linear linears[] = {
+    {"model.layers.0.up", "nvfp4", 1, 16, true, NULL},     {"model.layers.0.down", "fp8-block", 128, 128, false, NULL},
+    {"model.layers.10.up", "nvfp4", 1, 16, true, NULL},    {"model.layers.2.up", "nvfp4", 1, 16, false, NULL},
+    {"model.layers.0.o", "fp8-tensor", 0, 0, false, NULL}, {"model.layers.9.up", "nvfp4", 1, 16, true, NULL}};
 static struct k3_manifest_view_shard view_shards[] = {{0, "model.layers.0.qkv.weight", 4, 3}, {1, "model.layers.1.qkv.weight", 4, 3}};
 static struct k3_manifest_view views[] = {{"model.context_kv_proj.weight", view_shards, 2}};
 static struct k3_manifest_pair aliases[] = {{"norm", "final_norm"}, {"fc", "context_proj"}};
@@ -387,7 +388,7 @@ static void half_a_million_shards_take_less_than_a_megabyte(void **state) {
   for (int layer = 0; layer < LAYERS; layer++) {
     for (int e = 0; e < EXPERTS * 3; e++) {
       int n = snprintf(name, sizeof name, "model.layers.%d.block_sparse_moe.experts.%d.%s", layer, e / 3, parts[e % 3]);
-      m.linears[m.n_linears++] = (struct k3_manifest_linear){k3_arena_strndup(&arena, name, (size_t)n, NULL), "mxfp4", 1, 32, false};
+      m.linears[m.n_linears++] = (struct k3_manifest_linear){k3_arena_strndup(&arena, name, (size_t)n, NULL), "mxfp4", 1, 32, false, NULL};
     }
     for (int t = 0; t < 4; t++) {
       size_t n_parts = t < 2 ? 2 : 1;
