@@ -23,7 +23,8 @@ enum k3_config_kind k3_config_kind_of(const struct k3_config *config, const char
 // Typed look-ups. Absent: K3_OK, *found false, the value untouched (so set the default first). Wrong type, negative or above 2^53: CFG20.
 // `found` may be NULL.
 enum k3_status k3_config_u64(const struct k3_config *config, const char *path, uint64_t *value, bool *found, struct k3_error *err);
-enum k3_status k3_config_real(const struct k3_config *config, const char *path, double *value, bool *found, struct k3_error *err);  // finite; integers too
+enum k3_status k3_config_real(const struct k3_config *config, const char *path, double *value, bool *found,
+                              struct k3_error *err);  // finite; integers too
 enum k3_status k3_config_bool(const struct k3_config *config, const char *path, bool *value, bool *found, struct k3_error *err);
 // The string lives as long as the config.
 enum k3_status k3_config_string(const struct k3_config *config, const char *path, const char **value, bool *found, struct k3_error *err);

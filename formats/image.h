@@ -13,10 +13,10 @@
 enum { K3_IMAGE_VERSION = 1, K3_IMAGE_SEGMENT_NBYTES = 4 << 20 };
 
 #define K3_IMAGE_MANIFEST_NAME "__k3pack__"
-#define K3_IMAGE_DIGESTS_NAME "__digests__"
-#define K3_IMAGE_CRC_NAME "__crc32__"
-#define K3_IMAGE_SEAL_NAME "__seal__"
-#define K3_IMAGE_PAD_PREFIX "__pad__."
+#define K3_IMAGE_DIGESTS_NAME  "__digests__"
+#define K3_IMAGE_CRC_NAME      "__crc32__"
+#define K3_IMAGE_SEAL_NAME     "__seal__"
+#define K3_IMAGE_PAD_PREFIX    "__pad__."
 #define K3_IMAGE_SOURCE_PREFIX "__source__."
 
 // An opened image. Points into `bytes`, which the caller keeps mapped as long as the struct lives. Read-only after opening.
@@ -25,11 +25,11 @@ struct k3_image {
   uint64_t nbytes;
   struct k3_st_header header;
   struct k3_manifest manifest;
-  uint64_t body_begin;             // file offset of the first segment = end of the seal, a multiple of 4096
-  uint64_t n_segments;             // of 4 MiB, the last one shorter
-  const unsigned char *digests;    // [n_segments, 32], NULL with --no-digests
-  const unsigned char *crcs;       // [n_segments, 4] little-endian CRC-32, NULL without --crc
-  unsigned char identity[32];      // the seal
+  uint64_t body_begin;           // file offset of the first segment = end of the seal, a multiple of 4096
+  uint64_t n_segments;           // of 4 MiB, the last one shorter
+  const unsigned char *digests;  // [n_segments, 32], NULL with --no-digests
+  const unsigned char *crcs;     // [n_segments, 4] little-endian CRC-32, NULL without --crc
+  unsigned char identity[32];    // the seal
 };
 
 // Parses and checks: header (CNT rules), manifest (IMG01), the seal over header, manifest and tables (IMG02), every view and linear against the

@@ -16,8 +16,10 @@
 //            A run of modules is one entry {"each": ["e", first, end], "module": "...{e}..."}
 //   views    {"model.context_kv_proj.weight": [{"id", "tensor", "row", "n_rows"}]}: rows of stored tensors, no bytes of their own
 //   reductions [{"producer": "model.layers.{i}.self_attn.o_proj", "norm": "model.layers.{i}.post_attention_layernorm"}]
-//   split    absent in a whole image. {"tp": N, "ranks": [seal, ...]}: the shared file of a folder that `convert --tp N` wrote, with the seals of all rank
-//            files in hex; {"tp": N, "rank": r}: such a rank file. Shards then name the source tensors whole, of which the file holds the rank's slice
+//   split    absent in a whole image. {"tp": N, "ranks": [seal, ...]}: the shared file of a folder that `convert --tp N` wrote, with the seals of all
+//   rank
+//            files in hex; {"tp": N, "rank": r}: such a rank file. Shards then name the source tensors whole, of which the file holds the rank's
+//            slice
 //   dropped  [{"tensor", "why"}]
 //   digests  true | false, crc true | false
 // A list that is empty may be absent. Keys that are not named here are ignored.
@@ -115,9 +117,9 @@ struct k3_manifest {
   size_t n_reductions;
   struct k3_manifest_pair *dropped;  // key: tensor, value: why
   size_t n_dropped;
-  uint32_t tp_size;          // of a folder's file; 0: a whole image
-  uint32_t tp_rank;          // of a rank file
-  const char **rank_seals;   // [tp_size] of the shared file; NULL in rank files
+  uint32_t tp_size;         // of a folder's file; 0: a whole image
+  uint32_t tp_rank;         // of a rank file
+  const char **rank_seals;  // [tp_size] of the shared file; NULL in rank files
   bool digests, crc;
   struct k3_arena arena;  // owns every string and list above
 };

@@ -179,7 +179,8 @@ static enum k3_status check_scales(const struct checker *checker, const struct k
   const struct k3_st_tensor *scale = param_of(checker, linear->module, "weight_scale", &viewed);
   if (!scale || weight->rank < 2 || linear->block_cols == 0)
     return K3_OK;
-  // A word holds several integers, and how many columns the last one of a row leaves out is not told; a grid in four dimensions is kept as its source.
+  // A word holds several integers, and how many columns the last one of a row leaves out is not told; a grid in four dimensions is kept as its
+  // source.
   if (weight->dtype == K3_DTYPE_I32 || scale->rank == 4)
     return K3_OK;
   unsigned last = weight->rank - 1u;
