@@ -65,11 +65,7 @@ struct k3_plan_shard {
   uint32_t plan_tensor : 31, packed : 1;  // packed: the weight of its module instance is packed FP4
   uint32_t linear;           // index into linears.items, K3_LINEAR_ABSENT when it belongs to none
   uint64_t id, row, n_rows;  // of the stacked tensor, in rows of its first dimension
-<<<<<<< ours
-=======
-  bool packed;               // the weight of its module instance is packed FP4
   uint32_t encoded;          // 1 + number of the encoded weight of which this is a parameter; 0: copied
->>>>>>> theirs
   struct k3_plan_cut cut;
 };
 

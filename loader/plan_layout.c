@@ -8,11 +8,8 @@
 #include "base/hash.h"
 #include "base/version.h"
 #include "loader/plan_parts.h"
-<<<<<<< ours
-#include "loader/rules.h"
-=======
 #include "loader/requantise.h"
->>>>>>> theirs
+#include "loader/rules.h"
 
 enum {
   PAGE_NBYTES = 4096,
