@@ -84,6 +84,14 @@ enum k3_status k3_check_run(const struct k3_ckpt *ckpt, const struct k3_ckpt *ta
     return check_image(ckpt, recipe, summary, err);
   K3_TRY(find_recipe(ckpt, options, recipe, summary, findings, err));
   K3_TRY(k3_plan_map(ckpt, target, recipe, &options->plan, plan, findings, err));
+  // The plan counts parameters; companions of quantised weights are tensors too, and an absent one is TEN01.
+  uint64_t n_companions = 0;
+  for (size_t s = 0; s < plan->n_shards; s++) {
+    unsigned param = plan->shards[s].mapped.param;
+    n_companions += param < K3_PARAM_KNOWN_COUNT && param != K3_PARAM_WEIGHT && param != K3_PARAM_WEIGHT_PACKED;
+  }
+  plan->n_present += n_companions;
+  plan->n_expected += n_companions + findings->n_by_rule[K3_TEN01];
   K3_TRY(run_rules(plan, options, findings, err));
   summary->n_tensors = plan->n_present;
   // A name that the index promised and nobody holds is missing under any recipe.

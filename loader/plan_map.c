@@ -309,7 +309,7 @@ static void check_instance(struct k3_plan *plan, size_t first, size_t last, stru
       report_absent(plan, key->module, indexes, module->params[k].name, true, findings);
     if (companions_only && plan->shards[first].mapped.param < K3_PARAM_KNOWN_COUNT)
       k3_findings_report(findings, K3_TEN02, k3_ckpt_file_of(plan->ckpt, key->tensor)->path, k3_ckpt_tensor(plan->ckpt, key->tensor)->name,
-                         "a weight beside it", "a companion without its weight");
+                         "a weight beside it", "a companion without its weight: neither weight nor weight_packed of this module is there");
   }
 }
 
