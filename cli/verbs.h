@@ -12,6 +12,7 @@
   X(inspect, "shows tensors, shapes, types, files, shards and views")   \
   X(diff, "says which tensors differ, where and by how much")           \
   X(run, "drafts: the fused forward on a scenario file")                \
+  X(bench, "times loading and every step of the forward")               \
   X(synth, "writes a synthetic checkpoint with exact names and shapes") \
   X(recipes, "lists the recipes, or prints one")                        \
   X(version, "prints the version and what this build can do")           \
