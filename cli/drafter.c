@@ -1,12 +1,14 @@
 #include "cli/drafter.h"
 
 #include <string.h>
+#include <unistd.h>
 
 #include "base/alloc.h"
 #include "base/arith.h"
 #include "base/file.h"
 
 enum { BLOCK_SIZE = 64, MAX_REQUESTS = 16 };  // rows of a cache block; requests drafted at a time
+enum { MAX_RANKS = 64, RANK_BOUND_SECONDS = 600 };
 
 static const char *const OUTPUT_NAMES[] = {
 #define OUTPUT_NAME(name) #name,
@@ -30,27 +32,27 @@ unsigned k3_draft_output_shape(enum k3_draft_output output, const struct k3_engi
   }
 }
 
-struct k3_engine *k3_drafter_open(struct k3_cli *cli, const char *path, const struct k3_drafter_options *options, struct k3_error *err) {
+enum k3_status k3_drafter_open(struct k3_cli *cli, const char *path, const struct k3_drafter_options *options, struct k3_ranks *ranks,
+                               struct k3_error *err) {
   struct k3_engine_options engine_options = {
       .backend = options->backend == 0 ? "cpu" : "cuda",
-      .tp_size = options->tp > INT32_MAX ? INT32_MAX : (int)options->tp,
       .block_width = options->block_width,
       .progress = &cli->progress,
   };
-  struct k3_engine *engine = k3_engine_open(path, &engine_options, err);
-  if (!engine)
-    return NULL;
-  const struct k3_engine_info *info = k3_engine_info(engine);
+  if (options->tp < 1 || options->tp > MAX_RANKS)
+    return k3_fail(err, K3_BAD_ARGUMENT, K3_RULE_NONE, NULL, NULL, "1 to 64", "--tp %llu", (unsigned long long)options->tp);
+  K3_TRY(k3_ranks_open(path, &engine_options, (int)options->tp, RANK_BOUND_SECONDS, ranks, err));
+  const struct k3_engine_info *info = k3_engine_info(ranks->engines[0]);
   if (!info->has_embedding || !info->has_head) {
     k3_fail(err, K3_BAD_INPUT, K3_RULE_NONE, path, info->has_embedding ? "lm_head.weight" : "model.embed_tokens.weight",
             "convert the drafter again with --target MODEL, which packs the target's", "the image does not hold it: it is borrowed from the target");
-    k3_engine_free(engine);
-    return NULL;
+    k3_ranks_close(ranks);
+    return K3_BAD_INPUT;
   }
   if (info->block_width != info->image_block_width)
     k3_cli_warn(cli, "blocks of %llu rows where the image was made for %llu: every prediction changes", (unsigned long long)info->block_width,
                 (unsigned long long)info->image_block_width);
-  return engine;
+  return K3_OK;
 }
 
 enum k3_status k3_drafter_scenario(const struct k3_engine *engine, const char *path, struct k3_mapping *mapping, struct k3_scenario *scenario,
@@ -156,49 +158,107 @@ static enum k3_status run_requests(struct k3_session *session, const struct k3_e
   return K3_OK;
 }
 
-enum k3_status k3_drafter_run(struct k3_cli *cli, struct k3_engine *engine, const struct k3_scenario *s, unsigned wanted, const int64_t *previous_ids,
-                              struct k3_drafts *drafts, struct k3_error *err) {
+// One scenario on all ranks.
+struct run {
+  struct k3_cli *cli;
+  int n_ranks;
+  const struct k3_scenario *scenario;
+  const struct paging *paging;
+  const int64_t *previous_ids;
+  struct k3_drafts *drafts;  // [n_ranks]
+};
+
+// Threads of one rank: the ranks share what there is.
+static int threads_of_rank(const struct run *run) {
+  long n = run->cli->n_threads > 0 ? run->cli->n_threads : sysconf(_SC_NPROCESSORS_ONLN);
+  return run->n_ranks == 1 ? run->cli->n_threads : n > run->n_ranks ? (int)(n / run->n_ranks) : 1;
+}
+
+static enum k3_status run_rank(void *ctx, int rank, struct k3_engine *engine, struct k3_error *err) {
+  const struct run *run = ctx;
   const struct k3_engine_info *info = k3_engine_info(engine);
-  const uint64_t state_width = info->n_taps * info->target_hidden_size;
-  struct paging paging = {0};
+  const struct k3_scenario *s = run->scenario;
+  const struct paging *paging = run->paging;
+  struct k3_drafts *drafts = &run->drafts[rank];
   struct k3_cache cache = {0};
   struct k3_session *session = NULL;
   enum k3_status status;
-  *drafts = (struct k3_drafts){0};
-  K3_TRY_GOTO(status, out, lay_out(s, info->block_width, &paging, err));
-  K3_TRY_GOTO(status, out, align_states(s, state_width, &paging, err));
-  K3_TRY_GOTO(status, out, alloc_outputs(info, s, wanted, drafts, err));
-  K3_TRY_GOTO(status, out, k3_cache_create(engine, info->activation_dtype, paging.n_blocks, BLOCK_SIZE, NULL, &cache, err));
+  K3_TRY_GOTO(status, out, k3_cache_create(engine, info->activation_dtype, paging->n_blocks, BLOCK_SIZE, NULL, &cache, err));
   struct k3_session_options options = {
       .max_requests = s->n_requests < MAX_REQUESTS ? s->n_requests : MAX_REQUESTS,
-      .max_keys = paging.max_blocks * BLOCK_SIZE,
-      .n_threads = cli->n_threads,
-      .progress = &cli->progress,
+      .max_keys = paging->max_blocks * BLOCK_SIZE,
+      .n_threads = threads_of_rank(run),
+      .progress = rank == 0 ? &run->cli->progress : NULL,
   };
   session = k3_session_create(engine, &options, err);
   status = session ? K3_OK : K3_NO_MEMORY;
   if (!session)
     goto out;
-  struct k3_array taps = {paging.aligned_states ? paging.aligned_states : (void *)s->target_states, K3_MEMORY_HOST, s->state_dtype, 0};
+  struct k3_array taps = {paging->aligned_states ? paging->aligned_states : (void *)s->target_states, K3_MEMORY_HOST, s->state_dtype, 0};
   struct k3_context context = {
       .n_rows = s->n_rows,
       .taps = &taps,
       .n_tap_arrays = 1,
       .positions = s->positions,
-      .slots = paging.slots,
+      .slots = paging->slots,
       .states = part_of(drafts, K3_DRAFT_context_states, 0, info->hidden_size),
       .rows = part_of(drafts, K3_DRAFT_context_kv, 0, info->row_width),
   };
   K3_TRY_GOTO(status, out, k3_session_append(session, &cache, &context, NULL, err));
-  status = run_requests(session, info, &cache, s, &paging, previous_ids, drafts, err);
+  status = run_requests(session, info, &cache, s, paging, run->previous_ids, drafts, err);
 out:
   k3_session_free(session);
   k3_cache_free(engine, &cache);
+  return status;
+}
+
+// The ranks take the same steps, so the others draft too when rank 0 needs logits; what they draft must be the same.
+static enum k3_status alloc_rank_outputs(const struct k3_engine_info *info, const struct run *run, unsigned wanted, struct k3_error *err) {
+  const unsigned of_logits = 1u << K3_DRAFT_draft_ids | 1u << K3_DRAFT_base_logits | 1u << K3_DRAFT_logits | 1u << K3_DRAFT_confidence;
+  K3_TRY(alloc_outputs(info, run->scenario, wanted, &run->drafts[0], err));
+  for (int r = 1; r < run->n_ranks; r++)
+    K3_TRY(alloc_outputs(info, run->scenario, wanted & of_logits ? 1u << K3_DRAFT_draft_ids : 0, &run->drafts[r], err));
+  return K3_OK;
+}
+
+static enum k3_status compare_ranks(const struct k3_engine_info *info, const struct run *run, struct k3_error *err) {
+  const int64_t *ids = run->drafts[0].arrays[K3_DRAFT_draft_ids];
+  const uint64_t n = run->scenario->n_requests * info->block_width;
+  for (int r = 1; ids && r < run->n_ranks; r++) {
+    const int64_t *others = run->drafts[r].arrays[K3_DRAFT_draft_ids];
+    for (uint64_t i = 0; i < n; i++) {
+      if (others[i] != ids[i])
+        return k3_fail(err, K3_COMM, K3_RULE_NONE, NULL, "draft_ids", "the same drafts on every rank", "rank %d drafts %lld where rank 0 drafts %lld",
+                       r, (long long)others[i], (long long)ids[i]);
+    }
+  }
+  return K3_OK;
+}
+
+enum k3_status k3_drafter_run(struct k3_cli *cli, struct k3_ranks *ranks, const struct k3_scenario *s, unsigned wanted, const int64_t *previous_ids,
+                              struct k3_drafts *drafts, struct k3_error *err) {
+  const struct k3_engine_info *info = k3_engine_info(ranks->engines[0]);
+  struct paging paging = {0};
+  struct run run = {cli, ranks->n, s, &paging, previous_ids, NULL};
+  enum k3_status status;
+  *drafts = (struct k3_drafts){0};
+  run.drafts = k3_calloc((size_t)ranks->n, sizeof *run.drafts, err);
+  if (!run.drafts)
+    return K3_NO_MEMORY;
+  K3_TRY_GOTO(status, out, lay_out(s, info->block_width, &paging, err));
+  K3_TRY_GOTO(status, out, align_states(s, info->n_taps * info->target_hidden_size, &paging, err));
+  K3_TRY_GOTO(status, out, alloc_rank_outputs(info, &run, wanted, err));
+  K3_TRY_GOTO(status, out, k3_ranks_run(ranks, run_rank, &run, err));
+  K3_TRY_GOTO(status, out, compare_ranks(info, &run, err));
+  *drafts = run.drafts[0];
+  run.drafts[0] = (struct k3_drafts){0};
+out:
+  for (int r = 0; r < ranks->n; r++)
+    k3_drafts_free(&run.drafts[r]);
+  k3_free(run.drafts);
   k3_free(paging.tables);
   k3_free(paging.slots);
   k3_free(paging.aligned_states);
-  if (status != K3_OK)
-    k3_drafts_free(drafts);
   return status;
 }
 

@@ -3,8 +3,8 @@
 #define K3_CLI_DRAFTER_H
 
 #include "cli/cli.h"
+#include "cli/ranks.h"
 #include "formats/scenario.h"
-#include "runtime/runtime.h"
 
 struct k3_drafter_options {
   int backend;  // index into K3_DRAFTER_BACKENDS
@@ -20,9 +20,10 @@ struct k3_drafter_options {
     "block", 0, K3_OPT_U64, "T", "block width; another one than the image's changes every prediction", &(drafter).block_width \
   }
 
-// Opens an image for drafting and warns about a block width that is not the image's. NULL and *err on failure, also when embedding or head are
-// absent.
-struct k3_engine *k3_drafter_open(struct k3_cli *cli, const char *path, const struct k3_drafter_options *options, struct k3_error *err);
+// Opens an image, or a folder that was cut for as many ranks, for drafting and warns about a block width that is not the image's. Fails with *ranks
+// empty, also when embedding or head are absent. Free with k3_ranks_close; ranks->engines[0] describes the model.
+enum k3_status k3_drafter_open(struct k3_cli *cli, const char *path, const struct k3_drafter_options *options, struct k3_ranks *ranks,
+                               struct k3_error *err);
 
 // X(field, rank-describing name of the output tensor): the outputs in the order in which they are computed.
 #define K3_DRAFT_OUTPUTS(X) X(context_states) X(context_kv) X(hidden) X(base_logits) X(logits) X(draft_ids) X(confidence)
@@ -45,9 +46,10 @@ const char *k3_draft_output_name(enum k3_draft_output output);
 struct k3_mapping;
 enum k3_status k3_drafter_scenario(const struct k3_engine *engine, const char *path, struct k3_mapping *mapping, struct k3_scenario *scenario,
                                    struct k3_error *err);
-// Runs it: the outputs of the set `wanted` (bits 1 << output). Confidence is left out when the image has no head for it.
+// Runs it: the outputs of the set `wanted` (bits 1 << output), rank 0's. Confidence is left out when the image has no head for it. K3_COMM when the ranks
+// do not draft the same.
 //   previous_ids  [B, T] what each slot is conditioned on instead of its own drafts (runtime.h), or NULL
-enum k3_status k3_drafter_run(struct k3_cli *cli, struct k3_engine *engine, const struct k3_scenario *scenario, unsigned wanted,
+enum k3_status k3_drafter_run(struct k3_cli *cli, struct k3_ranks *ranks, const struct k3_scenario *scenario, unsigned wanted,
                               const int64_t *previous_ids, struct k3_drafts *drafts, struct k3_error *err);
 void k3_drafts_free(struct k3_drafts *drafts);
 

@@ -196,16 +196,17 @@ int k3_cmd_run(struct k3_cli *cli, int argc, char **argv) {
   struct k3_mapping mapping = {0};
   struct k3_scenario scenario = {0};
   struct k3_drafts drafts = {0};
-  struct k3_engine *engine = k3_drafter_open(cli, cli->operands[0], &drafter, &err);
-  if (engine && k3_drafter_scenario(engine, input, &mapping, &scenario, &err) == K3_OK &&
-      k3_drafter_run(cli, engine, &scenario, wanted, NULL, &drafts, &err) == K3_OK &&
-      write_drafts(output, force, k3_engine_info(engine), &scenario, &drafts, &err) == K3_OK)
-    exit_code = show(cli, k3_engine_info(engine), &scenario, &drafts);
+  struct k3_ranks ranks = {0};
+  if (k3_drafter_open(cli, cli->operands[0], &drafter, &ranks, &err) == K3_OK &&
+      k3_drafter_scenario(ranks.engines[0], input, &mapping, &scenario, &err) == K3_OK &&
+      k3_drafter_run(cli, &ranks, &scenario, wanted, NULL, &drafts, &err) == K3_OK &&
+      write_drafts(output, force, k3_engine_info(ranks.engines[0]), &scenario, &drafts, &err) == K3_OK)
+    exit_code = show(cli, k3_engine_info(ranks.engines[0]), &scenario, &drafts);
   else
     exit_code = k3_cli_fail(cli, &err);
   k3_drafts_free(&drafts);
   k3_scenario_free(&scenario);
   k3_unmap(&mapping);
-  k3_engine_free(engine);
+  k3_ranks_close(&ranks);
   return exit_code;
 }
