@@ -42,6 +42,12 @@ static bool looks_like_class(const char *text) {
   return text[0] >= 'A' && text[0] <= 'Z' && !strchr(text, '.');
 }
 
+static bool entry_is(const void *owner, uint32_t number, const char *name, size_t nbytes) {
+  const struct k3_quant_entries *entries = owner;
+  const char *text = entries->items[number].text;
+  return strncmp(text, name, nbytes) == 0 && text[nbytes] == '\0';
+}
+
 enum k3_status k3_quant_add_entry(struct k3_quant_reader *reader, struct k3_quant_entries *entries, const char *text, enum k3_entry_style style) {
   enum k3_pattern_kind kind = K3_PATTERN_LITERAL;
   const char *body = text;
@@ -67,7 +73,17 @@ enum k3_status k3_quant_add_entry(struct k3_quant_reader *reader, struct k3_quan
     reader->usable = false;
     return k3_findings_add(reader->findings, K3_ERROR, &bad);
   }
-  entries->n_items++;
+  uint32_t number = (uint32_t)entries->n_items++, earlier;
+  if (kind != K3_PATTERN_LITERAL) {
+    K3_TRY(k3_grow(&entries->others, &entries->others_capacity, entries->n_others + 1, sizeof *entries->others, reader->err));
+    entries->others[entries->n_others++] = number;
+    return K3_OK;
+  }
+  K3_TRY(k3_name_set_add(&entries->literals, entry_is, entries, text, strlen(text), number, &earlier, reader->err));
+  if (earlier != K3_NAME_NONE) {  // the same name twice says nothing new
+    k3_pattern_free(entry->pattern);
+    entries->n_items--;
+  }
   return K3_OK;
 }
 
@@ -264,6 +280,8 @@ static void free_entries(struct k3_quant_entries *entries) {
   for (size_t i = 0; i < entries->n_items; i++)
     k3_pattern_free(entries->items[i].pattern);
   k3_free(entries->items);
+  k3_free(entries->others);
+  k3_name_set_free(&entries->literals);
 }
 
 void k3_quant_config_free(struct k3_quant_config *quant) {
@@ -290,68 +308,97 @@ static const struct {
     {"w13", {"w1", "w3", NULL}},
 };
 
-static size_t last_component(const char *name, size_t nbytes) {
-  size_t at = nbytes;
-  while (at > 0 && name[at - 1] != '.')
-    at--;
-  return at;
+enum { MAX_MODULE_NBYTES = 4096, BY_CLASS = 1, BY_PATTERN = 2, BY_NAME = 3 };
+
+// The entry of exactly that name, counted; NULL when there is none.
+static struct k3_quant_entry *literal(struct k3_quant_entries *entries, const char *name, size_t nbytes) {
+  uint32_t number = k3_name_set_find(&entries->literals, entry_is, entries, name, nbytes);
+  if (number == K3_NAME_NONE)
+    return NULL;
+  entries->items[number].n_matches++;
+  return &entries->items[number];
 }
 
-// Does the literal `text` name a fused module that this module is a member of?
-static bool fused_literal(const char *text, const char *module, size_t nbytes) {
-  size_t at = last_component(module, nbytes), n_text = strlen(text), text_at = last_component(text, n_text);
-  if (text_at != at || memcmp(text, module, at) != 0)
-    return false;
+// An entry that names the module: itself, a fused module that it is a member of, or its wrapper's "....linear".
+static struct k3_quant_entry *named(struct k3_quant_entries *entries, const char *module, size_t nbytes) {
+  char text[MAX_MODULE_NBYTES + 64];
+  struct k3_quant_entry *entry = literal(entries, module, nbytes), *other;
+  if (nbytes > MAX_MODULE_NBYTES)
+    return entry;
+  size_t at = nbytes;
+  while (at > 0 && module[at - 1] != '.')
+    at--;
+  memcpy(text, module, nbytes);
   for (size_t f = 0; f < sizeof FUSED / sizeof FUSED[0]; f++) {
     for (int m = 0; m < 3 && FUSED[f].members[m]; m++) {
       const char *member = FUSED[f].members[m];
-      if (strcmp(text + text_at, FUSED[f].fused) == 0 && strlen(member) == nbytes - at && memcmp(module + at, member, nbytes - at) == 0)
-        return true;
+      if (strlen(member) != nbytes - at || memcmp(module + at, member, nbytes - at) != 0)
+        continue;
+      strcpy(text + at, FUSED[f].fused);
+      other = literal(entries, text, at + strlen(FUSED[f].fused));
+      entry = entry ? entry : other;
     }
   }
-  return false;
+  memcpy(text, module, nbytes);
+  strcpy(text + nbytes, ".linear");
+  other = literal(entries, text, nbytes + strlen(".linear"));
+  return entry ? entry : other;
 }
 
-// 0: no; 1: by class; 2: by pattern; 3: by its name.
-static int match_entry(struct k3_quant_entry *entry, const char *module, size_t nbytes, bool linear) {
-  enum k3_pattern_answer answer = k3_pattern_match(entry->pattern, module, nbytes);
-  bool literal = k3_pattern_kind_of(entry->pattern) == K3_PATTERN_LITERAL;
-  int rank = 0;
-  if (answer == K3_PATTERN_YES)
-    rank = literal ? 3 : 2;
-  else if (answer == K3_PATTERN_TOO_MUCH)
-    entry->too_much = true;
-  else if (literal && fused_literal(entry->text, module, nbytes))
-    rank = 3;
-  else if (entry->class_name && linear && (strcmp(entry->text, "Linear") == 0 || strcmp(entry->text, "LinearBase") == 0))
-    rank = 1;
-  size_t n = strlen(entry->text), n_suffix = strlen(".linear");
-  if (rank == 0 && entry->tree && n < nbytes && module[n] == '.' && memcmp(entry->text, module, n) == 0)
-    rank = 2;
-  if (rank == 0 && literal) {  // a wrapper's "....linear"
-    if (n == nbytes + n_suffix && memcmp(entry->text, module, nbytes) == 0 && strcmp(entry->text + nbytes, ".linear") == 0)
-      rank = 3;
+// How well a list matches a module: 0 not at all, else BY_CLASS, BY_PATTERN or BY_NAME; *by: the best entry. Every entry that matches is counted.
+static int match_entries(struct k3_quant_entries *entries, const char *module, size_t nbytes, bool linear, const struct k3_quant_entry **by) {
+  int best = 0;
+  struct k3_quant_entry *entry = entries->literals.n_used > 0 ? named(entries, module, nbytes) : NULL;
+  if (entry) {
+    best = BY_NAME;
+    *by = entry;
   }
-  entry->n_matches += rank > 0;
-  return rank;
+  for (size_t i = 0; i < entries->n_others; i++) {
+    entry = &entries->items[entries->others[i]];
+    enum k3_pattern_answer answer = k3_pattern_match(entry->pattern, module, nbytes);
+    entry->too_much |= answer == K3_PATTERN_TOO_MUCH;
+    if (answer != K3_PATTERN_YES)
+      continue;
+    entry->n_matches++;
+    if (best < BY_PATTERN) {
+      best = BY_PATTERN;
+      *by = entry;
+    }
+  }
+  if (entries->literals.n_used == 0)
+    return best;
+  for (size_t n = nbytes; best == 0 && n > 0; n--) {
+    if (module[n - 1] != '.')
+      continue;
+    uint32_t number = k3_name_set_find(&entries->literals, entry_is, entries, module, n - 1);
+    if (number != K3_NAME_NONE && entries->items[number].tree) {
+      best = BY_PATTERN;
+      *by = entry = &entries->items[number];
+      entry->n_matches++;
+    }
+  }
+  static const char *const classes[] = {"Linear", "LinearBase"};
+  for (int c = 0; c < 2 && linear; c++) {
+    entry = literal(entries, classes[c], strlen(classes[c]));
+    if (entry && best == 0) {
+      best = BY_CLASS;
+      *by = entry;
+    }
+  }
+  return best;
 }
 
 struct k3_quant_answer k3_quant_config_find(struct k3_quant_config *quant, const char *module, size_t nbytes, bool linear) {
   struct k3_quant_answer answer = {0};
-  for (size_t i = 0; i < quant->ignore.n_items; i++) {
-    if (match_entry(&quant->ignore.items[i], module, nbytes, linear) > 0 && !answer.ignored_by)
-      answer.ignored_by = quant->ignore.items[i].text;
-  }
+  const struct k3_quant_entry *by = NULL;
+  if (match_entries(&quant->ignore, module, nbytes, linear, &by) > 0)
+    answer.ignored_by = by->text;
   int best = 0;
   for (size_t g = 0; g < quant->n_groups; g++) {
     struct k3_quant_group *group = &quant->groups[g];
-    int rank = 0;
+    int rank = match_entries(&group->targets, module, nbytes, linear, &by);
     if (group->targets.n_items == 0 && linear && !quant->mixed)
-      rank = 1;
-    for (size_t i = 0; i < group->targets.n_items; i++) {
-      int one = match_entry(&group->targets.items[i], module, nbytes, linear);
-      rank = one > rank ? one : rank;
-    }
+      rank = BY_CLASS;
     if (rank > best) {
       best = rank;
       answer.group = group;

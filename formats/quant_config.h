@@ -13,6 +13,7 @@
 
 #include "base/alloc.h"
 #include "base/findings.h"
+#include "base/name_set.h"
 #include "formats/config.h"
 #include "formats/pattern.h"
 
@@ -45,6 +46,9 @@ struct k3_quant_entry {
 struct k3_quant_entries {
   struct k3_quant_entry *items;
   size_t n_items, capacity;
+  struct k3_name_set literals;  // numbers of the entries that are names: a mixed-precision map may list tens of thousands
+  uint32_t *others;             // [n_others] the patterns
+  size_t n_others, others_capacity;
 };
 
 struct k3_quant_group {
