@@ -251,6 +251,8 @@ int k3_cmd_bench(struct k3_cli *cli, int argc, char **argv) {
   int exit_code;
   if (!k3_cli_parse(cli, argc, argv, &help, options, &exit_code))
     return exit_code;
+  if (drafter.tp > 1)
+    return k3_cli_usage(cli, "bench measures one rank; --tp is for run");
   if (requests < 1 || requests > 1 << 16 || context > 1 << 24 || n_runs < 1)
     return k3_cli_usage(cli, "--requests takes 1 to 65536, --context up to 16777216, --runs at least 1");
   struct k3_error err = {0};
@@ -260,12 +262,13 @@ int k3_cmd_bench(struct k3_cli *cli, int argc, char **argv) {
   struct result result = {0};
   struct k3_session *session = NULL;
   double start = now();
-  struct k3_engine *engine = k3_drafter_open(cli, cli->operands[0], &drafter, &err);
+  struct k3_ranks ranks = {0};
+  struct k3_engine *engine = k3_drafter_open(cli, cli->operands[0], &drafter, &ranks, &err) == K3_OK ? ranks.engines[0] : NULL;
   result.open_seconds = now() - start;
   const struct k3_engine_info *info = engine ? k3_engine_info(engine) : NULL;
   bool ok = info != NULL;
   if (ok && context > info->max_positions - info->block_width) {
-    k3_engine_free(engine);
+    k3_ranks_close(&ranks);
     return k3_cli_usage(cli, "--context %llu and a block of %llu are beyond the model's limit of %llu", (unsigned long long)context,
                         (unsigned long long)info->block_width, (unsigned long long)info->max_positions);
   }
@@ -286,7 +289,7 @@ int k3_cmd_bench(struct k3_cli *cli, int argc, char **argv) {
   k3_session_free(session);
   if (engine)
     k3_cache_free(engine, &cache);
-  k3_engine_free(engine);
+  k3_ranks_close(&ranks);
   free_inputs(&in);
   return exit_code;
 }
