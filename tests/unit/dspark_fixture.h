@@ -40,6 +40,17 @@ struct fixture_case {
 static const struct fixture_case TINY_F32 = {.name = "tiny_f32", .model = {TINY_MODEL}, .n_requests = 4, .context = {0, 1, 9, 21}};
 static const struct fixture_case TINY_BF16 = {
     .name = "tiny_bf16", .bf16 = true, .model = {TINY_MODEL}, .seed = 4, .n_requests = 4, .context = {0, 1, 9, 21}};
+#define RANKS_MODEL                                                                                                                      \
+  .hidden_size = 24, .target_hidden_size = 20, .n_taps = 2, .n_layers = 2, .n_heads = 8, .qk_nope_head_dim = 6, .qk_rope_head_dim = 8,   \
+  .v_head_dim = 6, .q_lora_rank = 12, .kv_lora_rank = 10, .intermediate_size = 64, .vocab_size = 48, .markov_rank = 4, .block_width = 5, \
+  .mask_token_id = 45, .max_position_embeddings = 1024, .rms_norm_eps = 1e-5, .logit_scale = 1, .confidence_head = true,                 \
+  .confidence_with_markov = true,                                                                                                        \
+  .rope = {                                                                                                                              \
+      .yarn = true, .theta = 100, .factor = 4, .original_max_position = 256, .beta_fast = 4, .beta_slow = 1, .mscale = 1, .mscale_all_dim = 0.5}
+static const struct fixture_case RANKS_F32 = {
+    .name = "ranks_f32", .model = {RANKS_MODEL}, .seed = 21, .n_requests = 4, .context = {0, 1, 9, 21}};
+static const struct fixture_case RANKS_BF16 = {
+    .name = "ranks_bf16", .bf16 = true, .model = {RANKS_MODEL}, .seed = 22, .n_requests = 4, .context = {0, 1, 9, 21}};
 static const struct fixture_case VARIANT_F32 = {
     .name = "variant_f32",
     .model = {.hidden_size = 20,
