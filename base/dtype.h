@@ -6,6 +6,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/api.h"
+
 // X(enum suffix, safetensors string, bits per element, floating)
 #define K3_DTYPE_MAP(X)                  \
   X(BOOL, "BOOL", 8, 0)                  \
@@ -39,7 +41,7 @@ enum k3_dtype {
 };
 
 // "BF16"; static storage; "?" for a value outside the enum.
-const char *k3_dtype_name(enum k3_dtype dtype);
+K3_API const char *k3_dtype_name(enum k3_dtype dtype);
 // Bits per element (4 .. 64); 0 for a value outside the enum.
 unsigned k3_dtype_bits(enum k3_dtype dtype);
 bool k3_dtype_is_float(enum k3_dtype dtype);
