@@ -249,10 +249,37 @@ static bool same_instance(const struct k3_mapped *a, const struct k3_mapped *b) 
   return a->module == b->module && memcmp(a->index, b->index, sizeof a->index) == 0;
 }
 
+// The module's name as this checkpoint spells it: the alias that another instance of it has, else the recipe's own. Shards are sorted by module.
+static const char *spelling_of(const struct k3_plan *plan, size_t m) {
+  const struct k3_recipe *recipe = plan->recipe;
+  size_t low = 0, high = plan->n_shards;
+  while (low < high) {
+    size_t middle = low + (high - low) / 2;
+    if (plan->shards[middle].mapped.module < m)
+      low = middle + 1;
+    else
+      high = middle;
+  }
+  if (low == plan->n_shards || plan->shards[low].mapped.module != m || plan->shards[low].mapped.of_target)
+    return recipe->modules[m].name;
+  const struct k3_mapped *mapped = &plan->shards[low].mapped;
+  const char *name = k3_plan_source_of(plan, mapped)->name + strlen(k3_mapper_prefix(&plan->mapper, &recipe->modules[m]));
+  uint64_t indexes[K3_RECIPE_MAX_INDEXES];
+  for (int i = 0; i < K3_RECIPE_MAX_INDEXES; i++)
+    indexes[i] = mapped->index[i];
+  for (size_t a = 0; a < recipe->n_aliases; a++) {
+    char alias[512];
+    size_t n = k3_recipe_expand(recipe, recipe->aliases[a].name, indexes, alias, sizeof alias);
+    if (strcmp(recipe->aliases[a].value, recipe->modules[m].name) == 0 && n < sizeof alias && strncmp(name, alias, n) == 0 && name[n] == '.')
+      return recipe->aliases[a].name;
+  }
+  return recipe->modules[m].name;
+}
+
 static void expected_name(const struct k3_plan *plan, size_t m, const uint64_t *indexes, const char *param, char *dst, size_t capacity) {
   const struct k3_recipe_module *module = &plan->recipe->modules[m];
   size_t n = (size_t)snprintf(dst, capacity, "%s", k3_mapper_prefix(&plan->mapper, module));
-  n += k3_recipe_expand(plan->recipe, module->name, indexes, dst + n, capacity - n);
+  n += k3_recipe_expand(plan->recipe, spelling_of(plan, m), indexes, dst + n, capacity - n);
   if (n < capacity)
     snprintf(dst + n, capacity - n, ".%s", param);
 }
@@ -266,12 +293,15 @@ static void report_absent(struct k3_plan *plan, size_t m, const uint64_t *indexe
   if (k3_ckpt_promised(plan->ckpt, name))
     return;
   uint64_t shard = 0;
-  if (module->shard && siblings_present && k3_recipe_eval(plan->recipe, plan->mapper.config, module->shard, indexes, &shard, NULL) == K3_OK)
+  if (module->shard && siblings_present && k3_recipe_eval(plan->recipe, plan->mapper.config, module->shard, indexes, &shard, NULL) == K3_OK) {
+    char into[512];
+    k3_recipe_expand(plan->recipe, module->into, indexes, into, sizeof into);
     k3_findings_report(findings, K3_MAP04, plan->ckpt->source, name, "every shard of a stacked tensor", "shard %llu of %s is missing",
-                       (unsigned long long)shard, module->into);
-  else
+                       (unsigned long long)shard, into);
+  } else {
     k3_findings_report(findings, K3_MAP02, plan->ckpt->source, name, "every tensor of the recipe",
                        plan->ckpt->has_index ? "not in the index and in none of its files" : "in none of the files");
+  }
 }
 
 // Parameters of one instance [first, last): complete, each once.

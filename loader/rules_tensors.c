@@ -73,6 +73,13 @@ static bool grid_of(const struct k3_st_tensor *scale, uint64_t *rows, uint64_t *
   return true;
 }
 
+// Whether the module before or behind this one has the scale that is missing here as weight_scale_inv: both FP8 and MXFP8 files may spell it so.
+static bool neighbour_spells_inv(const struct look *look) {
+  const struct k3_linear *first = look->plan->linears.items, *last = first + look->plan->linears.n_items - 1;
+  return (look->linear > first && look->linear[-1].tensors[K3_PARAM_WEIGHT_SCALE_INV] != K3_LINEAR_ABSENT) ||
+         (look->linear < last && look->linear[1].tensors[K3_PARAM_WEIGHT_SCALE_INV] != K3_LINEAR_ABSENT);
+}
+
 static uint64_t rounded(uint64_t value, uint64_t multiple) {
   return k3_ceil_div_u64(value, multiple) * multiple;
 }
@@ -229,7 +236,7 @@ static void classify_fp8(const struct look *look) {
   linear->scheme = k3_quant_scheme_default(K3_SCHEME_FP8_TENSOR);
   if (!look->scale) {
     bool block = look->args && look->args->strategy == K3_STRATEGY_BLOCK && look->plan->linears.config->dialect == K3_DIALECT_FP8;
-    report_missing(look, block ? "weight_scale_inv" : "weight_scale", "an FP8 weight means nothing without its scale");
+    report_missing(look, block || neighbour_spells_inv(look) ? "weight_scale_inv" : "weight_scale", "an FP8 weight means nothing without its scale");
     return;
   }
   bool by_block = look->args && look->args->strategy == K3_STRATEGY_BLOCK;
