@@ -11,8 +11,12 @@ static const struct k3_cli_help help = {
     .n_max = 1,
     .about =
         "Writes the original checkpoint back: every safetensors file, its index, config.json and the other JSON files, byte for byte. Where that is\n"
-        "not possible (tensors were dropped or replaced on the way in) it refuses and says which.",
-    .examples = "  k3pack export drafter.k3p -o drafter-again/",
+        "not possible (tensors were dropped, replaced or encoded on the way in) it refuses and says which. An image with quantised weights can also "
+        "be\n"
+        "written as a checkpoint that engines load: tensors under the names of the source, config files with the quantisation.",
+    .examples =
+        "  k3pack export drafter.k3p -o drafter-again/\n"
+        "  k3pack export drafter-nvfp4.k3p -o drafter-nvfp4/ --format compressed-tensors\n",
 };
 
 int k3_cmd_export(struct k3_cli *cli, int argc, char **argv) {
@@ -21,7 +25,7 @@ int k3_cmd_export(struct k3_cli *cli, int argc, char **argv) {
   int format = 0;
   const struct k3_option options[] = {
       {"output", 'o', K3_OPT_TEXT, "DIR", "the folder to write", &folder},
-      {"format", 0, K3_OPT_CHOICE, "original", "what to write (default original)", &format},
+      {"format", 0, K3_OPT_CHOICE, "original|compressed-tensors|modelopt", "what to write (default original)", &format},
       {"force", 'f', K3_OPT_FLAG, NULL, "replace files of these names in DIR", &export.replace},
       {0},
   };
@@ -33,8 +37,17 @@ int k3_cmd_export(struct k3_cli *cli, int argc, char **argv) {
   struct k3_error err = {0};
   struct k3_export_result result;
   export.n_threads = cli->n_threads;
-  if (k3_export_original(cli->operands[0], folder, &export, &result, &err) != K3_OK)
+  enum k3_status status =
+      format == 0
+          ? k3_export_original(cli->operands[0], folder, &export, &result, &err)
+          : k3_export_checkpoint(cli->operands[0], folder, format == 1 ? K3_DIALECT_COMPRESSED_TENSORS : K3_DIALECT_MODELOPT, &export, &result, &err);
+  if (status != K3_OK)
     return k3_cli_fail(cli, &err);
+  if (result.n_left_out > 0)
+    k3_cli_note(cli, "%llu tensors of the source are not in the image, and so not in the checkpoint", (unsigned long long)result.n_left_out);
+  if (result.n_rounded > 0)
+    k3_cli_note(cli, "%llu second scales are reciprocals, rounded once; `convert --scale-mode pow2` makes them exact",
+                (unsigned long long)result.n_rounded);
   if (cli->json) {
     struct k3_jsonw json;
     k3_cli_json_begin(cli, &json);
@@ -42,6 +55,8 @@ int k3_cmd_export(struct k3_cli *cli, int argc, char **argv) {
     k3_jsonw_string(&json, "folder", folder);
     k3_jsonw_u64(&json, "files", result.n_files);
     k3_jsonw_u64(&json, "nbytes", result.nbytes);
+    k3_jsonw_u64(&json, "left_out", result.n_left_out);
+    k3_jsonw_u64(&json, "rounded", result.n_rounded);
     return k3_cli_json_end(cli, &json, 0);
   }
   char size[32], name[512];

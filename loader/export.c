@@ -1,48 +1,18 @@
-#include "loader/export.h"
-
+#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "base/alloc.h"
-#include "base/file.h"
 #include "base/pool.h"
-#include "formats/image.h"
+#include "loader/export_parts.h"
 #include "loader/split.h"
 
 enum { COPY_NBYTES = 4 << 20 };
 
-// Bytes of the image that go to a place of an output file.
-struct copy {
-  uint64_t from, to, nbytes;
-  size_t output;
-};
-
-// Where the rows of a source tensor lie in the image.
-struct located {
-  const char *source;
-  const struct k3_st_tensor *tensor;
-  uint64_t row, n_rows;
-};
-
-struct export {
-  const char *path;
-  int fd;
-  struct k3_mapping mapping;
-  struct k3_image image;
-  struct located *located;  // [n_located], sorted by name
-  size_t n_located, located_capacity;
-  struct copy *copies;
-  size_t n_copies, copies_capacity;
-  struct k3_output *outputs;
-  size_t n_outputs;
-  unsigned char **buffers;
-  struct k3_progress *progress;
-};
-
 static int compare_located(const void *left, const void *right) {
-  return strcmp(((const struct located *)left)->source, ((const struct located *)right)->source);
+  return strcmp(((const struct k3_export_located *)left)->source, ((const struct k3_export_located *)right)->source);
 }
 
 // Source weights that the image holds encoded: their number, and the first one.
@@ -68,7 +38,7 @@ static size_t count_encoded(const struct k3_manifest *manifest, const char **fir
 }
 
 // Refuses what cannot be exact, with the first name and the number of them.
-static enum k3_status check_complete(const struct export *e, struct k3_error *err) {
+static enum k3_status check_complete(const struct k3_export *e, struct k3_error *err) {
   const struct k3_manifest *manifest = &e->image.manifest;
   if (manifest->n_dropped > 0)
     return k3_fail(err, K3_UNSUPPORTED, K3_RULE_NONE, e->path, manifest->dropped[0].key, "an image that holds every tensor of its source",
@@ -77,16 +47,18 @@ static enum k3_status check_complete(const struct export *e, struct k3_error *er
   const char *first = NULL, *scheme = NULL;
   size_t n_encoded = count_encoded(manifest, &first, &scheme), n_own = 0;
   if (n_encoded > 0)
-    return k3_fail(err, K3_UNSUPPORTED, K3_RULE_NONE, e->path, first, "--format compressed-tensors or modelopt, or an image of `convert --quant keep`",
+    return k3_fail(err, K3_UNSUPPORTED, K3_RULE_NONE, e->path, first,
+                   "--format compressed-tensors or modelopt, or an image of `convert --quant keep`",
                    "%zu source weights were encoded to %s, so the original files cannot be written", n_encoded, scheme);
   for (size_t s = 0; s < manifest->n_sources; s++)
     n_own += !manifest->sources[s].of_target;
   if (n_own == 0)
-    return k3_fail(err, K3_UNSUPPORTED, K3_RULE_NONE, e->path, NULL, "an image that k3pack converted from a checkpoint", "no source file is recorded");
+    return k3_fail(err, K3_UNSUPPORTED, K3_RULE_NONE, e->path, NULL, "an image that k3pack converted from a checkpoint",
+                   "no source file is recorded");
   return K3_OK;
 }
 
-static enum k3_status locate_shards(struct export *e, struct k3_error *err) {
+static enum k3_status locate_shards(struct k3_export *e, struct k3_error *err) {
   const struct k3_manifest *manifest = &e->image.manifest;
   for (size_t i = 0; i < manifest->n_tensors; i++) {
     const struct k3_manifest_tensor *entry = &manifest->tensors[i];
@@ -96,7 +68,7 @@ static enum k3_status locate_shards(struct export *e, struct k3_error *err) {
       if (shard->file >= 0 && (size_t)shard->file < manifest->n_sources && manifest->sources[shard->file].of_target)
         continue;
       K3_TRY(k3_grow(&e->located, &e->located_capacity, e->n_located + 1, sizeof *e->located, err));
-      e->located[e->n_located++] = (struct located){shard->source, tensor, shard->row, shard->n_rows};
+      e->located[e->n_located++] = (struct k3_export_located){shard->source, tensor, shard->row, shard->n_rows};
     }
   }
   if (e->n_located > 1)
@@ -104,10 +76,23 @@ static enum k3_status locate_shards(struct export *e, struct k3_error *err) {
   return K3_OK;
 }
 
+const struct k3_export_located *k3_export_find(const struct k3_export *e, const char *source, size_t *n) {
+  struct k3_export_located key = {.source = source};
+  const struct k3_export_located *found = e->n_located ? bsearch(&key, e->located, e->n_located, sizeof key, compare_located) : NULL;
+  *n = 0;
+  if (!found)
+    return NULL;
+  while (found > e->located && strcmp(found[-1].source, source) == 0)
+    found--;
+  while (found + *n < e->located + e->n_located && strcmp(found[*n].source, source) == 0)
+    ++*n;
+  return found;
+}
+
 // File offset in the image of a source tensor's bytes.
-static enum k3_status find_bytes(const struct export *e, const struct k3_st_tensor *source, uint64_t *from, struct k3_error *err) {
-  struct located key = {.source = source->name};
-  const struct located *found = e->n_located ? bsearch(&key, e->located, e->n_located, sizeof key, compare_located) : NULL;
+static enum k3_status find_bytes(const struct k3_export *e, const struct k3_st_tensor *source, uint64_t *from, struct k3_error *err) {
+  size_t n_found;
+  const struct k3_export_located *found = k3_export_find(e, source->name, &n_found);
   const struct k3_st_tensor *tensor = found ? found->tensor : NULL;
   uint64_t begin = 0, nbytes = 0;
   if (found) {
@@ -132,11 +117,11 @@ static enum k3_status find_bytes(const struct export *e, const struct k3_st_tens
   return K3_OK;
 }
 
-static enum k3_status add_copies(struct export *e, uint64_t from, uint64_t to, uint64_t nbytes, size_t output, struct k3_error *err) {
+enum k3_status k3_export_add_copy(struct k3_export *e, uint64_t from, uint64_t to, uint64_t nbytes, struct k3_error *err) {
   while (nbytes > 0) {
     uint64_t n = nbytes < COPY_NBYTES ? nbytes : COPY_NBYTES;
     K3_TRY(k3_grow(&e->copies, &e->copies_capacity, e->n_copies + 1, sizeof *e->copies, err));
-    e->copies[e->n_copies++] = (struct copy){from, to, n, output};
+    e->copies[e->n_copies++] = (struct k3_export_copy){from, to, n, e->n_outputs - 1};
     from += n;
     to += n;
     nbytes -= n;
@@ -144,20 +129,21 @@ static enum k3_status add_copies(struct export *e, uint64_t from, uint64_t to, u
   return K3_OK;
 }
 
-static enum k3_status create_output(struct export *e, const char *folder, const char *name, uint64_t nbytes, bool replace, struct k3_error *err) {
+enum k3_status k3_export_output(struct k3_export *e, const char *name, uint64_t nbytes, struct k3_error *err) {
+  assert(e->n_outputs < e->max_outputs);
   if (strchr(name, '/') || name[0] == '\0' || strcmp(name, "..") == 0 || strcmp(name, ".") == 0)
     return k3_fail(err, K3_BAD_INPUT, K3_IMG01, e->path, name, "a plain file name", "the manifest names a source file that would leave the folder");
-  char *path = k3_path_join(folder, name, err);
+  char *path = k3_path_join(e->folder, name, err);
   if (!path)
     return K3_NO_MEMORY;
-  enum k3_status status = k3_output_create(&e->outputs[e->n_outputs], path, replace, err);
+  enum k3_status status = k3_output_create(&e->outputs[e->n_outputs], path, e->replace, err);
   if (status == K3_OK)
     status = k3_output_reserve(&e->outputs[e->n_outputs++], nbytes, err);
   k3_free(path);
   return status;
 }
 
-static enum k3_status plan_weights(struct export *e, const struct k3_manifest_source *source, const char *folder, bool replace, struct k3_error *err) {
+static enum k3_status plan_weights(struct k3_export *e, const struct k3_manifest_source *source, struct k3_error *err) {
   const struct k3_st_tensor *stored;
   const unsigned char *bytes = k3_image_data(&e->image, source->header_tensor, &stored);
   if (!bytes || stored->end - stored->begin < K3_ST_PREFIX_NBYTES)
@@ -165,43 +151,40 @@ static enum k3_status plan_weights(struct export *e, const struct k3_manifest_so
   uint64_t n_header = stored->end - stored->begin;
   struct k3_st_header header;
   K3_TRY(k3_st_parse((const char *)bytes + K3_ST_PREFIX_NBYTES, n_header - K3_ST_PREFIX_NBYTES, source->nbytes, source->file, &header, err));
-  enum k3_status status = create_output(e, folder, source->file, source->nbytes, replace, err);
+  enum k3_status status = k3_export_output(e, source->file, source->nbytes, err);
   if (status == K3_OK)
-    status = add_copies(e, e->image.header.data_begin + stored->begin, 0, n_header, e->n_outputs - 1, err);
+    status = k3_export_add_copy(e, e->image.header.data_begin + stored->begin, 0, n_header, err);
   for (size_t i = 0; status == K3_OK && i < header.n_tensors; i++) {
     uint64_t from = 0;
     status = find_bytes(e, &header.tensors[i], &from, err);
     if (status == K3_OK)
-      status = add_copies(e, from, n_header + header.tensors[i].begin, header.tensors[i].end - header.tensors[i].begin, e->n_outputs - 1, err);
+      status = k3_export_add_copy(e, from, n_header + header.tensors[i].begin, header.tensors[i].end - header.tensors[i].begin, err);
   }
   k3_st_header_free(&header);
   return status;
 }
 
-static enum k3_status plan_all(struct export *e, const char *folder, bool replace, struct k3_error *err) {
+static enum k3_status plan_all(struct k3_export *e, struct k3_error *err) {
   const struct k3_manifest *manifest = &e->image.manifest;
-  e->outputs = k3_calloc(manifest->n_sources + manifest->n_documents, sizeof *e->outputs, err);
-  if (!e->outputs)
-    return K3_NO_MEMORY;
-  K3_TRY(locate_shards(e, err));
+  K3_TRY(k3_export_begin(e, manifest->n_sources + manifest->n_documents, err));
   for (size_t s = 0; s < manifest->n_sources; s++) {
     if (!manifest->sources[s].of_target)
-      K3_TRY(plan_weights(e, &manifest->sources[s], folder, replace, err));
+      K3_TRY(plan_weights(e, &manifest->sources[s], err));
   }
   for (size_t d = 0; d < manifest->n_documents; d++) {
     const struct k3_manifest_document *document = &manifest->documents[d];
     const struct k3_st_tensor *stored;
     if (!k3_image_data(&e->image, document->tensor, &stored))
       return k3_fail(err, K3_BAD_INPUT, K3_IMG01, e->path, document->tensor, NULL, "%s is not in the image", document->file);
-    K3_TRY(create_output(e, folder, document->file, stored->end - stored->begin, replace, err));
-    K3_TRY(add_copies(e, e->image.header.data_begin + stored->begin, 0, stored->end - stored->begin, e->n_outputs - 1, err));
+    K3_TRY(k3_export_output(e, document->file, stored->end - stored->begin, err));
+    K3_TRY(k3_export_add_copy(e, e->image.header.data_begin + stored->begin, 0, stored->end - stored->begin, err));
   }
   return K3_OK;
 }
 
 static enum k3_status do_copy(void *ctx, int worker, uint64_t item, struct k3_error *err) {
-  struct export *e = ctx;
-  const struct copy *copy = &e->copies[item];
+  struct k3_export *e = ctx;
+  const struct k3_export_copy *copy = &e->copies[item];
   const struct k3_output *output = &e->outputs[copy->output];
   K3_TRY(k3_pread_full(e->fd, e->buffers[worker], copy->nbytes, copy->from, e->path, err));
   K3_TRY(k3_pwrite_full(output->fd, e->buffers[worker], copy->nbytes, copy->to, output->final_path, err));
@@ -209,7 +192,7 @@ static enum k3_status do_copy(void *ctx, int worker, uint64_t item, struct k3_er
   return K3_OK;
 }
 
-static enum k3_status copy_all(struct export *e, int n_threads, struct k3_error *err) {
+static enum k3_status copy_all(struct k3_export *e, int n_threads, struct k3_error *err) {
   struct k3_pool *pool = k3_pool_create(n_threads, err);
   if (!pool)
     return K3_NO_MEMORY;
@@ -235,45 +218,65 @@ static enum k3_status copy_all(struct export *e, int n_threads, struct k3_error 
   return status;
 }
 
+enum k3_status k3_export_open(struct k3_export *e, struct k3_error *err) {
+  e->created = access(e->folder, F_OK) != 0;
+  if (k3_is_split_folder(e->path))
+    return k3_fail(err, K3_UNSUPPORTED, K3_RULE_NONE, e->path, NULL, "the image of `convert` without --tp",
+                   "a folder cut for tensor parallelism does not export the original");
+  K3_TRY(k3_map_file(e->path, &e->mapping, err));
+  K3_TRY(k3_image_open(e->mapping.data, e->mapping.nbytes, e->path, &e->image, err));
+  K3_TRY(k3_open_read(e->path, &e->fd, NULL, err));
+  if (e->image.manifest.tp_size > 0)
+    return k3_fail(err, K3_UNSUPPORTED, K3_RULE_NONE, e->path, NULL, "the image of `convert` without --tp",
+                   "one file of %u ranks holds no whole checkpoint", e->image.manifest.tp_size);
+  return locate_shards(e, err);
+}
+
+enum k3_status k3_export_begin(struct k3_export *e, size_t n_outputs, struct k3_error *err) {
+  e->outputs = k3_calloc(n_outputs, sizeof *e->outputs, err);
+  if (!e->outputs)
+    return K3_NO_MEMORY;
+  e->max_outputs = n_outputs;
+  return k3_make_folder(e->folder, err);
+}
+
+enum k3_status k3_export_finish(struct k3_export *e, int n_threads, struct k3_export_result *result, struct k3_error *err) {
+  K3_TRY(copy_all(e, n_threads, err));
+  // Weights first, JSON files (the index among them) last: whoever finds an index finds what it names.
+  for (size_t i = 0; i < e->n_outputs; i++)
+    K3_TRY(k3_output_commit(&e->outputs[i], err));
+  result->n_files = e->n_outputs;
+  return K3_OK;
+}
+
+void k3_export_close(struct k3_export *e, enum k3_status status) {
+  for (size_t i = 0; i < e->n_outputs; i++)
+    k3_output_abort(&e->outputs[i]);
+  if (status != K3_OK && e->created)
+    rmdir(e->folder);  // fails, and may, when something is in it
+  if (e->fd >= 0)
+    close(e->fd);
+  if (e->image.bytes)
+    k3_image_close(&e->image);
+  k3_unmap(&e->mapping);
+  k3_free(e->located);
+  k3_free(e->copies);
+  k3_free(e->outputs);
+}
+
 enum k3_status k3_export_original(const char *image, const char *folder, const struct k3_export_options *options, struct k3_export_result *result,
                                   struct k3_error *err) {
-  struct export e = {.path = image, .fd = -1, .progress = options->progress};
-  enum k3_status status;
+  struct k3_export e = {.path = image, .fd = -1, .progress = options->progress, .folder = folder, .replace = options->replace};
   *result = (struct k3_export_result){0};
-  bool created = access(folder, F_OK) != 0;
-  if (k3_is_split_folder(image))
-    return k3_fail(err, K3_UNSUPPORTED, K3_RULE_NONE, image, NULL, "the image of `convert` without --tp",
-                   "a folder cut for tensor parallelism does not export the original");
-  K3_TRY_GOTO(status, out, k3_map_file(image, &e.mapping, err));
-  K3_TRY_GOTO(status, out, k3_image_open(e.mapping.data, e.mapping.nbytes, image, &e.image, err));
-  K3_TRY_GOTO(status, out, k3_open_read(image, &e.fd, NULL, err));
-  if (e.image.manifest.tp_size > 0) {
-    status = k3_fail(err, K3_UNSUPPORTED, K3_RULE_NONE, image, NULL, "the image of `convert` without --tp", "one file of %u ranks holds no whole checkpoint",
-                     e.image.manifest.tp_size);
-    goto out;
-  }
-  K3_TRY_GOTO(status, out, check_complete(&e, err));
-  K3_TRY_GOTO(status, out, k3_make_folder(folder, err));
-  K3_TRY_GOTO(status, out, plan_all(&e, folder, options->replace, err));
-  K3_TRY_GOTO(status, out, copy_all(&e, options->n_threads, err));
+  enum k3_status status = k3_export_open(&e, err);
+  if (status == K3_OK)
+    status = check_complete(&e, err);
+  if (status == K3_OK)
+    status = plan_all(&e, err);
+  if (status == K3_OK)
+    status = k3_export_finish(&e, options->n_threads, result, err);
   for (size_t i = 0; i < e.n_copies; i++)
     result->nbytes += e.copies[i].nbytes;
-  // Weights first, JSON files (the index among them) last: whoever finds an index finds what it names.
-  for (size_t i = 0; status == K3_OK && i < e.n_outputs; i++)
-    status = k3_output_commit(&e.outputs[i], err);
-  result->n_files = e.n_outputs;
-out:
-  for (size_t i = 0; i < e.n_outputs; i++)
-    k3_output_abort(&e.outputs[i]);
-  if (status != K3_OK && created)
-    rmdir(folder);  // fails, and may, when something is in it
-  if (e.fd >= 0)
-    close(e.fd);
-  if (e.image.bytes)
-    k3_image_close(&e.image);
-  k3_unmap(&e.mapping);
-  k3_free(e.located);
-  k3_free(e.copies);
-  k3_free(e.outputs);
+  k3_export_close(&e, status);
   return status;
 }
