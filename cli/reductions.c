@@ -145,7 +145,10 @@ int k3_inspect_reductions(struct k3_cli *cli, const struct k3_ckpt *ckpt, uint64
   int exit_code = 0;
   const struct k3_parallel parallel = {.tp = (uint32_t)tp, .pp = (uint32_t)pp};
   enum k3_status status;
-  if (ckpt->image.bytes)
+  if (ckpt->image.bytes && ckpt->image.manifest.tp_size > 0)
+    status = k3_fail(&err, K3_UNSUPPORTED, K3_RULE_NONE, ckpt->source, NULL, "the whole image, or the checkpoint", "one file of an image that was cut for %u ranks",
+                     ckpt->image.manifest.tp_size);
+  else if (ckpt->image.bytes)
     status = k3_stack_from_map(ckpt->image.manifest.reductions, ckpt->image.manifest.n_reductions, header_has, (void *)(uintptr_t)&ckpt->image, &stack,
                                &err);
   else

@@ -2,10 +2,9 @@
 //   image_version 1, tool "k3pack <version>"
 //   recipe   {"name", "sha256"}
 //   model    {"family": "k3-dspark", ...}: formats/dspark_model.h
-//   sources  [{"file", "size", "header": "__source__.<n>", "of": "source" | "target", "sha256" (optional)}]: the safetensors files that gave
-//   something documents [{"file", "tensor": "__source__.<n>"}]: config.json, the index and the other JSON files of the source, verbatim names
-//   {"root": "", "image_root": "model.", "aliases": {"fc": "context_proj"}}: how a tensor that is merely copied got its name; it needs no
-//            other entry
+//   sources  [{"file", "size", "header": "__source__.<n>", "of": "source" | "target", "sha256" (optional)}]: the files that gave something
+//   documents [{"file", "tensor": "__source__.<n>"}]: config.json, the index and the other JSON files of the source, verbatim
+//   names    {"root": "", "image_root": "model.", "aliases": {"fc": "context_proj"}}: how a tensor that is merely copied got its name
 //   tensors  [{"name", "role", "tp", "shards": [{"id", "source", "file", "row", "n_rows"}]}]: role is core (default), optional or borrowed; tp is
 //            replicate (default), column, row or vocab; shards only for stacked tensors, rows in the tensor's own unit. A name without shards may
 //            hold {i} (any number) and end in ".*" (any parameter). A regular run of shards is one entry {"each": ["e", first, end], "id": [start,
@@ -16,10 +15,8 @@
 //            A run of modules is one entry {"each": ["e", first, end], "module": "...{e}..."}
 //   views    {"model.context_kv_proj.weight": [{"id", "tensor", "row", "n_rows"}]}: rows of stored tensors, no bytes of their own
 //   reductions [{"producer": "model.layers.{i}.self_attn.o_proj", "norm": "model.layers.{i}.post_attention_layernorm"}]
-//   split    absent in a whole image. {"tp": N, "ranks": [seal, ...]}: the shared file of a folder that `convert --tp N` wrote, with the seals of all
-//   rank
-//            files in hex; {"tp": N, "rank": r}: such a rank file. Shards then name the source tensors whole, of which the file holds the rank's
-//            slice
+//   split    absent in a whole image. {"tp": N, "ranks": [seal, ...]}: the shared file of a folder that `convert --tp N` wrote, with all rank
+//            files' seals; {"tp": N, "rank": r}: such a rank file, whose shards name whole source tensors of which it holds the rank's slice
 //   dropped  [{"tensor", "why"}]
 //   digests  true | false, crc true | false
 // A list that is empty may be absent. Keys that are not named here are ignored.

@@ -9,6 +9,7 @@
 
 #include "base/alloc.h"
 #include "loader/ckpt_parts.h"
+#include "loader/split.h"
 
 enum { MAX_CONFIG_NBYTES = 16 << 20, MAX_DOCUMENT_NBYTES = 1 << 20 };
 
@@ -292,6 +293,9 @@ enum k3_status k3_ckpt_open(const char *source, const struct k3_ckpt_options *op
                             struct k3_error *err) {
   struct k3_findings own = {0}, *collected = findings ? findings : &own;
   *ckpt = (struct k3_ckpt){0};
+  if (k3_is_split_folder(source))
+    return k3_fail(err, K3_UNSUPPORTED, K3_RULE_NONE, source, NULL, "one of its files; verify and run take the folder",
+                   "a folder that was cut for tensor parallelism is no checkpoint");
   enum k3_status status = open_any(source, options, ckpt, collected, err);
   for (size_t i = 0; status == K3_OK && i < own.n_items; i++) {
     if (own.items[i].severity == K3_ERROR) {

@@ -40,6 +40,8 @@ done
 for file in tp2/*; do cmp "$file" "again/$(basename "$file")"; done
 expect 5 "$K3PACK" export tp2 -o exported
 expect 5 "$K3PACK" export tp2/shared.safetensors -o exported
+for verb in inspect check; do expect 5 "$K3PACK" $verb tp2; done
+expect 5 "$K3PACK" inspect tp2/shared.safetensors --reductions --tp 2
 [ ! -e exported ] || fail "a refused export left something"
 
 # A spoiled or exchanged rank file is named.
@@ -86,6 +88,14 @@ if command -v "${K3PACK_PYTHON:-python3}" >/dev/null; then
       "$K3PACK" verify folder --quiet
       "${K3PACK_PYTHON:-python3}" "$here/tests/python/split_equals_whole.py" heads.k3p folder $tp
     done
+  done
+  # Weights that are quantised on the way, too.
+  "$K3PACK" synth plain --preset tiny-heads --quiet
+  for quant in fp8-block nvfp4; do
+    rm -rf folder heads.k3p
+    "$K3PACK" convert plain -o heads.k3p --quant $quant --quiet
+    "$K3PACK" convert plain -o folder --tp 8 --quant $quant --quiet
+    "${K3PACK_PYTHON:-python3}" "$here/tests/python/split_equals_whole.py" heads.k3p folder 8
   done
   for tp in 1 2 4; do
     rm -rf folder

@@ -254,6 +254,106 @@ static void unverified_plans_show_in_the_numbers(void **state) {
   golden_close(&g);
 }
 
+// One rank's step on the backend itself: partial sums (3, 0) and (0, 4) and the residual (1, 1).
+struct step {
+  struct k3_comm *comm;
+  enum k3_status status;
+  float partial[2], residual[2], out[2];
+};
+
+static void *reduce_add_norm(void *arg) {
+  struct step *step = arg;
+  static const float gain[2] = {1, 2};
+  const struct k3_vector norm = {gain, K3_DTYPE_F32, 2};
+  struct k3_backend *backend = k3_cpu_backend_create(false, NULL);
+  struct k3_exec *exec = NULL;
+  const struct k3_exec_options options = {.max_rows = 1,
+                                          .max_requests = 1,
+                                          .max_keys = 1,
+                                          .block_width = 1,
+                                          .row_width = 1,
+                                          .max_cols = 2,
+                                          .vocab_size = 2,
+                                          .markov_rank = 1,
+                                          .n_threads = 1,
+                                          .comm = step->comm};
+  step->status = backend ? backend->ops->exec_create(backend, &options, &exec, NULL) : K3_NO_MEMORY;
+  if (step->status == K3_OK)
+    step->status = backend->ops->reduce_add_norm(exec,
+                                                 &(struct k3_reduce_add_norm){.n_rows = 1,
+                                                                              .width = 2,
+                                                                              .partial = step->partial,
+                                                                              .reduce = true,
+                                                                              .name = "the norm",
+                                                                              .residual = step->residual,
+                                                                              .norm = &norm,
+                                                                              .eps = 0,
+                                                                              .out = step->out},
+                                                 NULL);
+  if (exec)
+    backend->ops->exec_destroy(exec);
+  if (backend)
+    backend->ops->destroy(backend);
+  return NULL;
+}
+
+// Each partial sum is reduced exactly once: the norm's input is (4, 5); never reduced it would be (4, 1) or (1, 5), reduced twice (7, 9). With one
+// rank the sum is complete as it comes.
+static void norm_reads_each_sum_completed_once(void **state) {
+  (void)state;
+  struct k3_comm *comms[2];
+  struct step steps[2] = {{.partial = {3, 0}, .residual = {1, 1}}, {.partial = {0, 4}, .residual = {1, 1}}};
+  struct step alone = {.partial = {3, 4}, .residual = {1, 1}};
+  pthread_t threads[2];
+  assert_int_equal(k3_comm_threads_create(2, 20, comms, NULL), K3_OK);
+  for (int r = 0; r < 2; r++) {
+    steps[r].comm = comms[r];
+    assert_int_equal(pthread_create(&threads[r], NULL, reduce_add_norm, &steps[r]), 0);
+  }
+  for (int r = 0; r < 2; r++)
+    pthread_join(threads[r], NULL);
+  reduce_add_norm(&alone);
+  for (int r = 0; r < 3; r++) {
+    const struct step *step = r < 2 ? &steps[r] : &alone;
+    assert_int_equal(step->status, K3_OK);
+    assert_true(step->residual[0] == 4 && step->residual[1] == 5);
+    assert_float_equal(step->out[0], 4 / sqrt(20.5), 1e-6);
+    assert_float_equal(step->out[1], 10 / sqrt(20.5), 1e-6);
+  }
+  for (int r = 0; r < 2; r++)
+    comms[r]->ops->destroy(comms[r]);
+}
+
+// A block with zero rows or zero requests: success on every rank, and no collective is left waiting.
+static void *run_nothing(void *arg) {
+  struct one *one = arg;
+  struct rig *r = &one->ranks->rigs[one->rank];
+  struct k3_error *err = &one->ranks->errs[one->rank];
+  const struct k3_context context = {0};
+  const struct k3_draft draft = {0};
+  enum k3_status status = k3_session_append(r->session, &r->cache, &context, NULL, err);
+  if (status == K3_OK)
+    status = k3_session_draft(r->session, &r->cache, &draft, NULL, err);
+  one->ranks->status[one->rank] = status;
+  return status == K3_OK ? run_rank(arg) : NULL;
+}
+
+static void zero_rows_leave_no_collective_waiting(void **state) {
+  (void)state;
+  static struct ranks ranks;
+  struct one ones[2];
+  ranks_open(&ranks, &RANKS_F32, 2, 1, 5);
+  for (int r = 0; r < 2; r++) {
+    ones[r] = (struct one){&ranks, r};
+    assert_int_equal(pthread_create(&ranks.threads[r], NULL, run_nothing, &ones[r]), 0);
+  }
+  for (int r = 0; r < 2; r++) {
+    pthread_join(ranks.threads[r], NULL);
+    assert_int_equal(ranks.status[r], K3_OK);
+  }
+  ranks_close(&ranks);
+}
+
 // ---- ranks that fail ----
 
 static double now(void) {
@@ -332,6 +432,7 @@ int main(void) {
       cmocka_unit_test(tp_2_4_8_equal_tp_1_and_float64),       cmocka_unit_test(bf16_sums_are_rounded_once),
       cmocka_unit_test(equal_bits_whatever_the_threads),       cmocka_unit_test(unverified_plans_show_in_the_numbers),
       cmocka_unit_test(absent_rank_is_named_within_the_bound), cmocka_unit_test(failing_rank_is_named_at_once),
+      cmocka_unit_test(norm_reads_each_sum_completed_once),    cmocka_unit_test(zero_rows_leave_no_collective_waiting),
       cmocka_unit_test(widths_that_cut_a_head_are_refused),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
