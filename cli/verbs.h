@@ -4,18 +4,19 @@
 
 #include "cli/cli.h"
 
-#define K3_VERBS(X)                                                     \
-  X(convert, "packs a checkpoint into an image")                        \
-  X(check, "says everything that is wrong with a checkpoint")           \
-  X(verify, "recomputes every digest of an image and its seal")         \
-  X(export, "writes the original files back, byte for byte")            \
-  X(inspect, "shows tensors, shapes, types, files, shards and views")   \
-  X(diff, "says which tensors differ, where and by how much")           \
-  X(run, "drafts: the fused forward on a scenario file")                \
-  X(bench, "times loading and every step of the forward")               \
-  X(synth, "writes a synthetic checkpoint with exact names and shapes") \
-  X(recipes, "lists the recipes, or prints one")                        \
-  X(version, "prints the version and what this build can do")           \
+#define K3_VERBS(X)                                                       \
+  X(convert, "packs a checkpoint into an image")                          \
+  X(check, "says everything that is wrong with a checkpoint")             \
+  X(verify, "recomputes every digest of an image and its seal")           \
+  X(export, "writes the original files back, byte for byte")              \
+  X(inspect, "shows tensors, shapes, types, files, shards and views")     \
+  X(diff, "says which tensors differ, where and by how much")             \
+  X(run, "drafts: the fused forward on a scenario file")                  \
+  X(compare, "says what one drafter costs in acceptance against another") \
+  X(bench, "times loading and every step of the forward")                 \
+  X(synth, "writes a synthetic checkpoint with exact names and shapes")   \
+  X(recipes, "lists the recipes, or prints one")                          \
+  X(version, "prints the version and what this build can do")             \
   X(help, "prints this text, or the help of a verb")
 
 struct k3_verb {
