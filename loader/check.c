@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "loader/rules_values.h"
 #include "loader/writer.h"
 
 bool k3_rule_may_be_allowed(enum k3_rule rule) {
@@ -44,7 +45,8 @@ static void count_files(const struct k3_ckpt *ckpt, const struct k3_findings *fi
 }
 
 // An image brings its own plan: its manifest was held against its header when it was opened.
-static enum k3_status check_image(const struct k3_ckpt *ckpt, struct k3_recipe *recipe, struct k3_check_summary *summary, struct k3_error *err) {
+static enum k3_status check_image(const struct k3_ckpt *ckpt, const struct k3_check_options *options, struct k3_recipe *recipe,
+                                  struct k3_check_summary *summary, struct k3_findings *findings, struct k3_error *err) {
   const struct k3_manifest *manifest = &ckpt->image.manifest;
   summary->n_tensors = summary->n_tensors_expected = ckpt->n_tensors;
   for (size_t v = 0; v < manifest->n_views; v++) {
@@ -54,7 +56,10 @@ static enum k3_status check_image(const struct k3_ckpt *ckpt, struct k3_recipe *
       break;
     }
   }
-  return k3_recipe_load("generic", recipe, err);
+  K3_TRY(k3_recipe_load("generic", recipe, err));
+  if (options->depth < K3_DEPTH_VALUES)
+    return K3_OK;
+  return k3_rules_values(ckpt, NULL, options->engine, options->n_threads, options->progress, findings, err);
 }
 
 // In the order of their cost: headers, then the scales and what they mean for fused modules.
@@ -81,7 +86,7 @@ enum k3_status k3_check_run(const struct k3_ckpt *ckpt, const struct k3_ckpt *ta
   *plan = (struct k3_plan){0};
   count_files(ckpt, findings, summary);
   if (ckpt->image.bytes)
-    return check_image(ckpt, recipe, summary, err);
+    return check_image(ckpt, options, recipe, summary, findings, err);
   K3_TRY(find_recipe(ckpt, options, recipe, summary, findings, err));
   K3_TRY(k3_plan_map(ckpt, target, recipe, &options->plan, plan, findings, err));
   // The plan counts parameters; companions of quantised weights are tensors too, and an absent one is TEN01.
@@ -103,6 +108,8 @@ enum k3_status k3_check_run(const struct k3_ckpt *ckpt, const struct k3_ckpt *ta
       summary->view = recipe->modules[m].view + (strncmp(recipe->modules[m].view, recipe->image_root, strlen(recipe->image_root)) == 0
                                                      ? strlen(recipe->image_root) : 0);
   }
+  if (options->depth == K3_DEPTH_VALUES)
+    K3_TRY(k3_rules_values(ckpt, plan, options->engine, options->n_threads, options->progress, findings, err));
   if (options->depth == K3_DEPTH_VALUES && findings->n_errors == 0)
     K3_TRY(k3_plan_compare_borrowed(plan, options->n_threads, options->progress, findings, err));
   for (int rule = K3_RULE_NONE + 1; rule < K3_RULE_COUNT; rule++) {
