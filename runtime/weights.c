@@ -4,16 +4,7 @@
 #include <string.h>
 
 #include "quant/slice.h"
-
-enum { MAX_SHARDS = 2 };  // of one module
-
-// What the binding functions share.
-struct binder {
-  const struct k3_weights_source *source;
-  struct k3_arena *arena;
-  bool all_f32;
-  struct k3_error *err;
-};
+#include "runtime/bind.h"
 
 static bool is_plain_float(enum k3_dtype dtype) {
   return dtype == K3_DTYPE_F32 || dtype == K3_DTYPE_BF16 || dtype == K3_DTYPE_F16;
@@ -23,7 +14,7 @@ static struct k3_quant_scheme plain_scheme(enum k3_dtype dtype) {
   return k3_quant_scheme_default(dtype == K3_DTYPE_F32 ? K3_SCHEME_F32 : dtype == K3_DTYPE_BF16 ? K3_SCHEME_BF16 : K3_SCHEME_F16);
 }
 
-static const struct k3_st_tensor *find(struct binder *binder, const char *name, const void **data) {
+static const struct k3_st_tensor *find(struct k3_binder *binder, const char *name, const void **data) {
   const struct k3_st_tensor *tensor;
   *data = k3_image_data(binder->source->image, name, &tensor);
   if (!*data && binder->source->slices)
@@ -31,24 +22,24 @@ static const struct k3_st_tensor *find(struct binder *binder, const char *name, 
   return *data ? tensor : NULL;
 }
 
-static const struct k3_manifest_linear *linear_of(const struct binder *binder, const char *module) {
+static const struct k3_manifest_linear *linear_of(const struct k3_binder *binder, const char *module) {
   const struct k3_manifest_linear *linear = k3_manifest_linear_of(&binder->source->image->manifest, module);
   return linear || !binder->source->slices ? linear : k3_manifest_linear_of(&binder->source->slices->manifest, module);
 }
 
-static enum k3_status missing(struct binder *binder, const char *name) {
+static enum k3_status missing(struct k3_binder *binder, const char *name) {
   return k3_fail(binder->err, K3_BAD_INPUT, K3_IMG01, NULL, name, "an image that convert has written for this model",
                  "the tensor is not in the image");
 }
 
-static enum k3_status check_plain(struct binder *binder, const char *name, const struct k3_st_tensor *tensor) {
+static enum k3_status check_plain(struct k3_binder *binder, const char *name, const struct k3_st_tensor *tensor) {
   if (!is_plain_float(tensor->dtype))
     return k3_fail(binder->err, K3_BAD_INPUT, K3_IMG01, NULL, name, "F32, BF16 or F16", "its dtype is %s", k3_dtype_name(tensor->dtype));
   binder->all_f32 &= tensor->dtype == K3_DTYPE_F32;
   return K3_OK;
 }
 
-static enum k3_status bind_vector(struct binder *binder, struct k3_vector *vector, uint64_t n, const char *name) {
+enum k3_status k3_bind_vector(struct k3_binder *binder, struct k3_vector *vector, uint64_t n, const char *name) {
   const void *data;
   const struct k3_st_tensor *tensor = find(binder, name, &data);
   if (!tensor)
@@ -69,7 +60,7 @@ struct parameters {
 };
 
 // Tensor `module`.`parameter` when it is there.
-static const void *parameter(struct binder *binder, const char *module, const char *suffix, const struct k3_st_tensor **tensor) {
+static const void *parameter(struct k3_binder *binder, const char *module, const char *suffix, const struct k3_st_tensor **tensor) {
   char name[K3_ST_MAX_NAME_NBYTES];
   snprintf(name, sizeof name, "%s.%s", module, suffix);
   const void *data;
@@ -77,7 +68,7 @@ static const void *parameter(struct binder *binder, const char *module, const ch
   return data;
 }
 
-static enum k3_status find_plain(struct binder *binder, const char *module, struct parameters *found) {
+static enum k3_status find_plain(struct k3_binder *binder, const char *module, struct parameters *found) {
   char name[K3_ST_MAX_NAME_NBYTES];
   snprintf(name, sizeof name, "%s.weight", module);
   found->code_data = parameter(binder, module, "weight", &found->codes);
@@ -88,7 +79,7 @@ static enum k3_status find_plain(struct binder *binder, const char *module, stru
   return K3_OK;
 }
 
-static enum k3_status find_quantised(struct binder *binder, const struct k3_manifest_linear *linear, struct parameters *found) {
+static enum k3_status find_quantised(struct k3_binder *binder, const struct k3_manifest_linear *linear, struct parameters *found) {
   enum k3_scheme scheme;
   if (!k3_scheme_from_name(linear->scheme, &scheme))
     return k3_fail(binder->err, K3_BAD_INPUT, K3_IMG01, NULL, linear->module, NULL, "the scheme \"%s\" is unknown", linear->scheme);
@@ -129,7 +120,7 @@ struct cut {
   uint64_t n_units, block;
 };
 
-static struct cut cut_of(const struct binder *binder, const struct parameters *found, uint64_t n_units) {
+static struct cut cut_of(const struct k3_binder *binder, const struct parameters *found, uint64_t n_units) {
   const struct k3_weights_source *source = binder->source;
   struct cut cut = {.n_units = n_units};
   enum k3_role role;
@@ -145,13 +136,17 @@ static struct cut cut_of(const struct binder *binder, const struct parameters *f
   return cut;
 }
 
-static enum k3_status slice_of(const struct binder *binder, const struct cut *cut, uint64_t extent, const char *module, struct k3_slice *slice) {
-  return k3_slice_of(extent, cut->n_units, cut->block, binder->source->tp_size, binder->source->tp_rank, module, cut->rows ? "rows" : "columns",
-                     slice, binder->err);
+static enum k3_status slice_of(const struct k3_binder *binder, const struct cut *cut, uint64_t extent, const char *module, struct k3_slice *slice) {
+  uint32_t tp = binder->source->tp_size, rank = binder->source->tp_rank;
+  if (binder->repeat_units && cut->n_units > 0 && tp > cut->n_units && tp % cut->n_units == 0) {
+    rank /= tp / (uint32_t)cut->n_units;
+    tp = (uint32_t)cut->n_units;
+  }
+  return k3_slice_of(extent, cut->n_units, cut->block, tp, rank, module, cut->rows ? "rows" : "columns", slice, binder->err);
 }
 
 // Turns a matrix that was bound whole into this rank's part: rows of each sibling, or columns of all rows.
-static enum k3_status take_part(const struct binder *binder, const struct cut *cut, struct k3_matrix *matrix, const char *module) {
+static enum k3_status take_part(const struct k3_binder *binder, const struct cut *cut, struct k3_matrix *matrix, const char *module) {
   struct k3_slice slice;
   uint64_t row = 0;
   if (cut->cols) {
@@ -173,18 +168,17 @@ static enum k3_status take_part(const struct binder *binder, const struct cut *c
   return K3_OK;
 }
 
-// Binds a module whose rows are those of n_shards siblings one after another, each with scales of its own.
-//   whole_rows, whole_cols  of the module, whatever part of it this rank takes
-//   n_units                 heads, of which a rank takes whole ones; 0: no such unit
-static enum k3_status bind_matrix(struct binder *binder, struct k3_matrix *matrix, const uint64_t *whole_rows, unsigned n_shards, uint64_t whole_cols,
-                                  uint64_t n_units, const char *module) {
+enum k3_status k3_bind_matrix(struct k3_binder *binder, struct k3_matrix *matrix, const uint64_t *whole_rows, unsigned n_shards, uint64_t whole_cols,
+                              uint64_t n_units, const char *module) {
   struct parameters found = {0};
   const struct k3_manifest_linear *linear = linear_of(binder, module);
   K3_TRY(linear ? find_quantised(binder, linear, &found) : find_plain(binder, module, &found));
   const struct cut cut = cut_of(binder, &found, n_units);
   // What the tensors hold: the module, or this rank's part of it.
-  uint64_t rows[MAX_SHARDS], n_cols = whole_cols;
+  uint64_t *rows = k3_arena_alloc(binder->arena, n_shards * sizeof *rows, binder->err), n_cols = whole_cols;
   struct k3_slice slice;
+  if (!rows)
+    return K3_NO_MEMORY;
   for (unsigned i = 0; i < n_shards; i++) {
     rows[i] = whole_rows[i];
     if (cut.stored && cut.rows) {
@@ -232,13 +226,13 @@ static enum k3_status bind_matrix(struct binder *binder, struct k3_matrix *matri
   return cut.stored ? K3_OK : take_part(binder, &cut, matrix, module);
 }
 
-static enum k3_status bind_one(struct binder *binder, struct k3_matrix *matrix, uint64_t n_rows, uint64_t n_cols, const char *module) {
-  return bind_matrix(binder, matrix, &n_rows, 1, n_cols, 0, module);
+static enum k3_status bind_one(struct k3_binder *binder, struct k3_matrix *matrix, uint64_t n_rows, uint64_t n_cols, const char *module) {
+  return k3_bind_matrix(binder, matrix, &n_rows, 1, n_cols, 0, module);
 }
 
 // Embedding or head: the caller's, the image's, or absent.
-static enum k3_status bind_borrowed(struct binder *binder, struct k3_matrix *matrix, const struct k3_dspark_model *m, const struct k3_array *borrowed,
-                                    const char *module) {
+static enum k3_status bind_borrowed(struct k3_binder *binder, struct k3_matrix *matrix, const struct k3_dspark_model *m,
+                                    const struct k3_array *borrowed, const char *module) {
   const struct k3_st_tensor *tensor;
   if (!borrowed || !borrowed->data) {
     bool there = parameter(binder, module, "weight", &tensor) || parameter(binder, module, "weight_packed", &tensor);
@@ -263,22 +257,22 @@ static enum k3_status bind_borrowed(struct binder *binder, struct k3_matrix *mat
   return K3_OK;
 }
 
-static enum k3_status bind_layer(struct binder *binder, struct k3_layer_weights *layer, const struct k3_dspark_model *m, uint64_t i) {
+static enum k3_status bind_layer(struct k3_binder *binder, struct k3_layer_weights *layer, const struct k3_dspark_model *m, uint64_t i) {
   char base[64], name[160];
   snprintf(base, sizeof base, "model.layers.%llu", (unsigned long long)i);
 #define NAME(suffix) (snprintf(name, sizeof name, "%s.%s", base, suffix), name)
   const uint64_t row_width = m->kv_lora_rank + m->qk_rope_head_dim, head_dim = m->qk_nope_head_dim + m->qk_rope_head_dim;
   const uint64_t latents[2] = {m->q_lora_rank, row_width}, mlp[2] = {m->intermediate_size, m->intermediate_size};
-  K3_TRY(bind_vector(binder, &layer->input_norm, m->hidden_size, NAME("input_layernorm.weight")));
+  K3_TRY(k3_bind_vector(binder, &layer->input_norm, m->hidden_size, NAME("input_layernorm.weight")));
   const uint64_t q_rows = m->n_heads * head_dim, kv_rows = m->n_heads * (m->qk_nope_head_dim + m->v_head_dim), hidden_rows = m->hidden_size;
-  K3_TRY(bind_matrix(binder, &layer->qkv_a, latents, 2, m->hidden_size, 0, NAME("self_attn.fused_qkv_a_proj")));
-  K3_TRY(bind_vector(binder, &layer->q_a_norm, m->q_lora_rank, NAME("self_attn.q_a_layernorm.weight")));
-  K3_TRY(bind_matrix(binder, &layer->q_b, &q_rows, 1, m->q_lora_rank, m->n_heads, NAME("self_attn.q_b_proj")));
-  K3_TRY(bind_vector(binder, &layer->kv_a_norm, m->kv_lora_rank, NAME("self_attn.kv_a_layernorm.weight")));
-  K3_TRY(bind_matrix(binder, &layer->kv_b, &kv_rows, 1, m->kv_lora_rank, m->n_heads, NAME("self_attn.kv_b_proj")));
-  K3_TRY(bind_matrix(binder, &layer->o_proj, &hidden_rows, 1, m->n_heads * m->v_head_dim, m->n_heads, NAME("self_attn.o_proj")));
-  K3_TRY(bind_vector(binder, &layer->post_norm, m->hidden_size, NAME("post_attention_layernorm.weight")));
-  K3_TRY(bind_matrix(binder, &layer->gate_up, mlp, 2, m->hidden_size, 0, NAME("mlp.gate_up_proj")));
+  K3_TRY(k3_bind_matrix(binder, &layer->qkv_a, latents, 2, m->hidden_size, 0, NAME("self_attn.fused_qkv_a_proj")));
+  K3_TRY(k3_bind_vector(binder, &layer->q_a_norm, m->q_lora_rank, NAME("self_attn.q_a_layernorm.weight")));
+  K3_TRY(k3_bind_matrix(binder, &layer->q_b, &q_rows, 1, m->q_lora_rank, m->n_heads, NAME("self_attn.q_b_proj")));
+  K3_TRY(k3_bind_vector(binder, &layer->kv_a_norm, m->kv_lora_rank, NAME("self_attn.kv_a_layernorm.weight")));
+  K3_TRY(k3_bind_matrix(binder, &layer->kv_b, &kv_rows, 1, m->kv_lora_rank, m->n_heads, NAME("self_attn.kv_b_proj")));
+  K3_TRY(k3_bind_matrix(binder, &layer->o_proj, &hidden_rows, 1, m->n_heads * m->v_head_dim, m->n_heads, NAME("self_attn.o_proj")));
+  K3_TRY(k3_bind_vector(binder, &layer->post_norm, m->hidden_size, NAME("post_attention_layernorm.weight")));
+  K3_TRY(k3_bind_matrix(binder, &layer->gate_up, mlp, 2, m->hidden_size, 0, NAME("mlp.gate_up_proj")));
   K3_TRY(bind_one(binder, &layer->down, m->hidden_size, m->intermediate_size, NAME("mlp.down_proj")));
 #undef NAME
   return K3_OK;
@@ -286,7 +280,7 @@ static enum k3_status bind_layer(struct binder *binder, struct k3_layer_weights 
 
 // A view must name the rows that the layers use anyway; then it needs no bytes and no table of its own.
 //   row, n_rows  the latent and rotary rows, in the parameter's own unit
-static enum k3_status check_view(struct binder *binder, uint64_t n_layers, const char *suffix, uint64_t row, uint64_t n_rows) {
+static enum k3_status check_view(struct k3_binder *binder, uint64_t n_layers, const char *suffix, uint64_t row, uint64_t n_rows) {
   char name[64];
   snprintf(name, sizeof name, "model.context_kv_proj.%s", suffix);
   const struct k3_manifest_view *view = k3_manifest_view_of(&binder->source->image->manifest, name);
@@ -304,7 +298,7 @@ static enum k3_status check_view(struct binder *binder, uint64_t n_layers, const
                         "the view names other rows");
 }
 
-static enum k3_status check_views(struct binder *binder, const struct k3_dspark_model *m, const struct k3_matrix *qkv_a) {
+static enum k3_status check_views(struct k3_binder *binder, const struct k3_dspark_model *m, const struct k3_matrix *qkv_a) {
   static const char module[] = "model.layers.0.self_attn.fused_qkv_a_proj";
   const struct k3_quant_matrix *q = &qkv_a->shards[0].codes, *kv = &qkv_a->shards[1].codes;
   const struct k3_st_tensor *tensor;
@@ -321,11 +315,11 @@ static enum k3_status check_views(struct binder *binder, const struct k3_dspark_
   return check_view(binder, m->n_layers, "weight_global_scale", 1, 1);
 }
 
-static enum k3_status bind_all(struct binder *binder, const struct k3_dspark_model *m, const struct k3_array *embed_tokens,
+static enum k3_status bind_all(struct k3_binder *binder, const struct k3_dspark_model *m, const struct k3_array *embed_tokens,
                                const struct k3_array *lm_head, struct k3_weights *w) {
   K3_TRY(bind_borrowed(binder, &w->embedding, m, embed_tokens, "model.embed_tokens"));
   K3_TRY(bind_one(binder, &w->context_proj, m->hidden_size, m->n_taps * m->target_hidden_size, "model.context_proj"));
-  K3_TRY(bind_vector(binder, &w->context_norm, m->hidden_size, "model.context_norm.weight"));
+  K3_TRY(k3_bind_vector(binder, &w->context_norm, m->hidden_size, "model.context_norm.weight"));
   if (m->fc_norm) {
     w->tap_norms = k3_arena_alloc(binder->arena, m->n_taps * sizeof *w->tap_norms, binder->err);
     if (!w->tap_norms)
@@ -333,7 +327,7 @@ static enum k3_status bind_all(struct binder *binder, const struct k3_dspark_mod
     for (uint64_t t = 0; t < m->n_taps; t++) {
       char name[64];
       snprintf(name, sizeof name, "model.fc_norm.%llu.weight", (unsigned long long)t);
-      K3_TRY(bind_vector(binder, &w->tap_norms[t], m->target_hidden_size, name));
+      K3_TRY(k3_bind_vector(binder, &w->tap_norms[t], m->target_hidden_size, name));
     }
   }
   w->layers = k3_arena_alloc(binder->arena, m->n_layers * sizeof *w->layers, binder->err);
@@ -348,13 +342,13 @@ static enum k3_status bind_all(struct binder *binder, const struct k3_dspark_mod
   }
   K3_TRY(check_views(binder, m, &w->layers[0].qkv_a));
   k3_weights_link_context(w, m);
-  K3_TRY(bind_vector(binder, &w->final_norm, m->hidden_size, "model.final_norm.weight"));
+  K3_TRY(k3_bind_vector(binder, &w->final_norm, m->hidden_size, "model.final_norm.weight"));
   K3_TRY(bind_one(binder, &w->markov_w1, m->vocab_size, m->markov_rank, "model.markov_head.markov_w1"));
   K3_TRY(bind_one(binder, &w->markov_w2, m->vocab_size, m->markov_rank, "model.markov_head.markov_w2"));
   if (m->confidence_head) {
     uint64_t width = m->hidden_size + (m->confidence_with_markov ? m->markov_rank : 0);
     K3_TRY(bind_one(binder, &w->confidence, 1, width, "model.confidence_head.proj"));
-    K3_TRY(bind_vector(binder, &w->confidence_bias, 1, "model.confidence_head.proj.bias"));
+    K3_TRY(k3_bind_vector(binder, &w->confidence_bias, 1, "model.confidence_head.proj.bias"));
   }
   return bind_borrowed(binder, &w->head, m, lm_head, "lm_head");
 }
@@ -362,7 +356,7 @@ static enum k3_status bind_all(struct binder *binder, const struct k3_dspark_mod
 enum k3_status k3_weights_bind(const struct k3_weights_source *source, const struct k3_dspark_model *model, const struct k3_array *embed_tokens,
                                const struct k3_array *lm_head, struct k3_weights *weights, struct k3_error *err) {
   *weights = (struct k3_weights){0};
-  struct binder binder = {source, &weights->arena, true, err};
+  struct k3_binder binder = {.source = source, .arena = &weights->arena, .all_f32 = true, .err = err};
   enum k3_status status = bind_all(&binder, model, embed_tokens, lm_head, weights);
   weights->all_f32 = binder.all_f32;
   if (status != K3_OK)
