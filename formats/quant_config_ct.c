@@ -188,7 +188,7 @@ static void check_group(struct k3_quant_reader *reader, const struct k3_quant_gr
   if (!known_weights(w))
     k3_quant_complain(reader, K3_CFG11, where, "float 4 or 8 bits, or int 2 to 8 bits, symmetric when float", "weights of %s",
                       k3_quant_args_text(w, text, sizeof text));
-  else if (format && strcmp(format, "mixed-precision") != 0 && !format_fits(format, w))
+  else if (format && ONE_OF(format, FORMATS) && strcmp(format, "mixed-precision") != 0 && !format_fits(format, w))
     k3_quant_complain(reader, K3_CFG11, where, "arguments of that format", "format %s with weights of %s", format,
                       k3_quant_args_text(w, text, sizeof text));
 }

@@ -273,6 +273,23 @@ static void report_tensor(const struct report *r, const struct k3_linear *linear
   k3_rules_report(r->findings, r->engine, rule, k3_ckpt_file_of(ckpt, t)->path, k3_ckpt_tensor(ckpt, t)->name, allowed, "%s", text);
 }
 
+// The milder form of a rule that is an error otherwise.
+static void warn_tensor(const struct report *r, const struct k3_linear *linear, enum k3_param param, enum k3_rule rule, const char *allowed,
+                        const char *found, ...) K3_PRINTF(6, 7);
+static void warn_tensor(const struct report *r, const struct k3_linear *linear, enum k3_param param, enum k3_rule rule, const char *allowed,
+                        const char *found, ...) {
+  const struct k3_ckpt *ckpt = k3_linear_ckpt(r->plan, linear);
+  uint32_t t = linear->tensors[param];
+  struct k3_error finding = {0};
+  char text[400];
+  va_list args;
+  va_start(args, found);
+  vsnprintf(text, sizeof text, found, args);
+  va_end(args);
+  k3_fail(&finding, K3_BAD_INPUT, rule, k3_ckpt_file_of(ckpt, t)->path, k3_ckpt_tensor(ckpt, t)->name, allowed, "%s", text);
+  k3_findings_add(r->findings, K3_WARNING, &finding);
+}
+
 static void report_tally(const struct report *r, const struct k3_linear *linear, enum k3_rule rule, const struct tally *tally, uint64_t n,
                          const char *allowed, const char *what) {
   if (tally->n > 0)
@@ -307,21 +324,16 @@ static void report_direction(const struct report *r, const struct k3_linear *lin
     report_tensor(r, linear, param, K3_SCL08, "weights between 0.0001 and 1000", "with it the largest weight is about %g: %s", (double)amax,
                   nvfp4 ? "multiplied where it divides, or the reverse" : "a reciprocal, or not the scale of these weights");
   else if (nvfp4 && linear->scheme.second == K3_SECOND_DIVIDE && facts->second < 1)
-    report_tensor(r, linear, param, K3_SCL08, "a divisor above 1 (2688 / amax)", "%g: does it multiply?", (double)facts->second);
+    warn_tensor(r, linear, param, K3_SCL08, "a divisor above 1 (2688 / amax)", "%g: does it multiply?", (double)facts->second);
   else if (nvfp4 && linear->scheme.second == K3_SECOND_MULTIPLY && facts->second > 1)
-    report_tensor(r, linear, param, K3_SCL08, "a multiplier below 1 (amax / 2688)", "%g: does it divide?", (double)facts->second);
+    warn_tensor(r, linear, param, K3_SCL08, "a multiplier below 1 (amax / 2688)", "%g: does it divide?", (double)facts->second);
 }
 
 // A zero scale over nothing but zeros loses nothing: the same rule, a warning.
 static void report_dead_blocks(const struct report *r, const struct k3_linear *linear, const struct seen *seen) {
-  const struct k3_ckpt *ckpt = k3_linear_ckpt(r->plan, linear);
-  uint32_t t = linear->tensors[k3_linear_scale(linear)];
-  struct k3_error finding = {0};
-  if (seen->zero_over_zeros.n == 0)
-    return;
-  k3_fail(&finding, K3_BAD_INPUT, K3_SCL04, k3_ckpt_file_of(ckpt, t)->path, k3_ckpt_tensor(ckpt, t)->name, "a scale above zero",
-          "%llu of %llu scales are zero, over codes that are zero too", (ull)seen->zero_over_zeros.n, (ull)seen->n);
-  k3_findings_add(r->findings, K3_WARNING, &finding);
+  if (seen->zero_over_zeros.n > 0)
+    warn_tensor(r, linear, k3_linear_scale(linear), K3_SCL04, "a scale above zero", "%llu of %llu scales are zero, over codes that are zero too",
+                (ull)seen->zero_over_zeros.n, (ull)seen->n);
 }
 
 static void report_floats(const struct report *r, const struct k3_linear *linear, const struct seen *seen) {
