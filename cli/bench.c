@@ -268,9 +268,10 @@ int k3_cmd_bench(struct k3_cli *cli, int argc, char **argv) {
   const struct k3_engine_info *info = engine ? k3_engine_info(engine) : NULL;
   bool ok = info != NULL;
   if (ok && context > info->max_positions - info->block_width) {
+    exit_code = k3_cli_usage(cli, "--context %llu and a block of %llu are beyond the model's limit of %llu", (unsigned long long)context,
+                             (unsigned long long)info->block_width, (unsigned long long)info->max_positions);
     k3_ranks_close(&ranks);
-    return k3_cli_usage(cli, "--context %llu and a block of %llu are beyond the model's limit of %llu", (unsigned long long)context,
-                        (unsigned long long)info->block_width, (unsigned long long)info->max_positions);
+    return exit_code;
   }
   ok = ok && make_inputs(info, &in, context, requests, &err) == K3_OK &&
        k3_cache_create(engine, info->activation_dtype, requests * in.max_blocks, BLOCK_SIZE, NULL, &cache, &err) == K3_OK;

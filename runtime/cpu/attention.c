@@ -33,6 +33,7 @@ static enum k3_status absorb_head(void *ctx, int worker, uint64_t head, struct k
     memcpy(out + p->latent_rank, (const float *)p->q + (row * p->n_heads + head) * D + p->nope_width, p->rope_width * sizeof *out);
     k3_cpu_rope(c->exec, p->rope, p->positions[row], out + p->latent_rank);
   }
+  k3_progress_add(c->exec->options.progress, p->nope_width * k3_matrix_row_nbytes(p->kv_b, p->kv_b->shards));
   return K3_OK;
 }
 
@@ -126,6 +127,7 @@ static enum k3_status expand_head(void *ctx, int worker, uint64_t head, struct k
       ((float *)p->out)[(row * p->n_heads + head) * p->v_width + v] = sum;
     }
   }
+  k3_progress_add(c->exec->options.progress, p->v_width * k3_matrix_row_nbytes(p->kv_b, p->kv_b->shards));
   return K3_OK;
 }
 

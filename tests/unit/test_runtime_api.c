@@ -407,6 +407,61 @@ static void test_no_allocation_in_a_step(void **state) {
   rig_close(&r);
 }
 
+struct watched {
+  uint64_t n_calls, total;
+  uint64_t last_done;
+};
+
+static void watch(void *ctx, const char *what, uint64_t done, uint64_t total) {
+  struct watched *w = ctx;
+  assert_non_null(what);
+  w->n_calls++;
+  w->total = total;
+  w->last_done = done;
+}
+
+struct counted {
+  uint64_t nbytes, n_steps;
+};
+
+static void count_step(void *ctx, const char *step, uint64_t weight_nbytes) {
+  struct counted *c = ctx;
+  assert_non_null(step);
+  c->nbytes += weight_nbytes;
+  c->n_steps++;
+}
+
+// Progress shown while it works: a draft counts exactly the weight bytes it promises, and so do the steps that a measurement sees.
+static void test_progress_and_steps(void **state) {
+  (void)state;
+  struct rig r;
+  rig_open(&r, &TINY_BF16);
+  struct watched watched = {0};
+  struct counted counted = {0};
+  struct k3_progress progress = {.fn = watch, .ctx = &watched};
+  struct k3_session_options options = {.max_requests = r.n_requests,
+                                       .max_context_rows = 8,
+                                       .max_keys = 64,
+                                       .n_threads = 2,
+                                       .progress = &progress,
+                                       .step_done = count_step,
+                                       .step_ctx = &counted};
+  k3_session_free(r.session);
+  r.session = k3_session_create(r.engine, &options, NULL);
+  assert_non_null(r.session);
+  rig_append(&r);
+  const uint64_t n_passes = (r.n_rows + 7) / 8;
+  assert_int_equal(progress.done, n_passes * k3_engine_info(r.engine)->context_nbytes);
+  assert_int_equal(watched.total, n_passes * k3_engine_info(r.engine)->context_nbytes);
+  assert_int_equal(counted.nbytes, n_passes * k3_engine_info(r.engine)->context_nbytes);
+  counted = (struct counted){0};
+  rig_draft(&r, NULL);
+  assert_int_equal(progress.done, k3_engine_info(r.engine)->draft_nbytes);
+  assert_int_equal(counted.nbytes, k3_engine_info(r.engine)->draft_nbytes);
+  assert_true(watched.n_calls > 0 && watched.last_done == watched.total && counted.n_steps > 10);
+  rig_close(&r);
+}
+
 // Memory that fails at any allocation of opening leaves nothing behind and says so.
 static void test_failing_memory(void **state) {
   (void)state;
@@ -656,6 +711,7 @@ int main(void) {
       cmocka_unit_test(test_fp8_cache),
       cmocka_unit_test(test_fp8_scale_is_undone),
       cmocka_unit_test(test_no_allocation_in_a_step),
+      cmocka_unit_test(test_progress_and_steps),
       cmocka_unit_test(test_failing_memory),
       cmocka_unit_test(test_clamps),
       cmocka_unit_test(test_refusals),
