@@ -6,10 +6,11 @@
 #include "runtime/backend.h"
 
 struct k3_cuda_options {
-  int device;            // number of the GPU
-  bool bf16;             // activations are BF16, else F32
-  int tp_rank, tp_size;  // 0 and 0 or 1: one rank
-  struct k3_comm *comm;  // the ranks' communicator, for what is exchanged once (runtime/comm.h); NULL with one rank
+  int device;                    // number of the GPU
+  bool bf16;                     // activations are BF16, else F32
+  int tp_rank, tp_size;          // 0 and 0 or 1: one rank
+  struct k3_progress *progress;  // of starting CUDA, which takes longer than loading a small image; NULL: nobody watches
+  struct k3_comm *comm;          // the ranks' communicator, for what is exchanged once (runtime/comm.h); NULL with one rank
 };
 
 // What the plug-in exports as `k3_cuda_plugin`. Program and plug-in share structs, so they must be of one build: `layout` says which.

@@ -138,10 +138,13 @@ static void describe(struct k3_engine *engine) {
 static enum k3_status create_backend(struct k3_engine *engine, const struct k3_engine_options *options, struct k3_error *err) {
   const bool bf16 = !engine->weights.all_f32;
   if (options->backend && strcmp(options->backend, "cuda") == 0)
-    return k3_cuda_backend_open(
-        &(struct k3_cuda_options){
-            .device = options->device, .bf16 = bf16, .tp_rank = options->tp_rank, .tp_size = options->tp_size, .comm = options->comm},
-        &engine->backend, err);
+    return k3_cuda_backend_open(&(struct k3_cuda_options){.device = options->device,
+                                                          .bf16 = bf16,
+                                                          .progress = options->progress,
+                                                          .tp_rank = options->tp_rank,
+                                                          .tp_size = options->tp_size,
+                                                          .comm = options->comm},
+                                &engine->backend, err);
   engine->backend = k3_cpu_backend_create(bf16, err);
   return engine->backend ? K3_OK : K3_NO_MEMORY;
 }

@@ -355,7 +355,7 @@ static enum k3_status bind_all(struct k3_binder *binder, const struct k3_dspark_
 
 enum k3_status k3_weights_bind(const struct k3_weights_source *source, const struct k3_dspark_model *model, const struct k3_array *embed_tokens,
                                const struct k3_array *lm_head, struct k3_weights *weights, struct k3_error *err) {
-  *weights = (struct k3_weights){0};
+  *weights = (struct k3_weights){.source = *source};
   struct k3_binder binder = {.source = source, .arena = &weights->arena, .all_f32 = true, .err = err};
   enum k3_status status = bind_all(&binder, model, embed_tokens, lm_head, weights);
   weights->all_f32 = binder.all_f32;
