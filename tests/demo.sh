@@ -1,9 +1,10 @@
 #!/bin/sh
 # A conversion from end to end, with the program in $1 (build/release): writes a small sharded checkpoint and its target, checks, converts, inspects,
-# verifies, compares and exports, and holds the exported files against the originals. Stops at the first surprise.
+# verifies, compares and exports, holds the exported files against the originals, and drafts. Stops at the first surprise.
 set -eu
 build=${1:-build/release}
 K3PACK=$PWD/$build/k3pack
+scenario=$PWD/fixtures/demo/scenario.safetensors  # of tests/python/write_scenario.py, for two requests of this drafter
 work=$build/demo
 rm -rf "$work"
 mkdir -p "$work"
@@ -28,3 +29,5 @@ for file in draft/*; do
   cmp "$file" "exported/${file#draft/}"
 done
 printf '\n\nevery exported file equals the original, byte for byte\n'
+cp "$scenario" scenario.safetensors
+k3pack run draft.k3p --input scenario.safetensors -o drafts.safetensors
