@@ -278,6 +278,7 @@ int k3_cmd_convert(struct k3_cli *cli, int argc, char **argv) {
   if (exit_code != 0)
     return exit_code;
   check.plan.digests = !no_digests;
+  check.plan.encode = encode;
   struct k3_source source;
   if (k3_source_open(cli, cli->operands[0], &from, &check, &source, &exit_code)) {
     if (source.ckpt.image.bytes)

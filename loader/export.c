@@ -8,6 +8,7 @@
 #include "base/pool.h"
 #include "loader/export_parts.h"
 #include "loader/split.h"
+#include "loader/verify.h"
 
 enum { COPY_NBYTES = 4 << 20 };
 
@@ -21,12 +22,9 @@ static size_t count_encoded(const struct k3_manifest *manifest, const char **fir
   for (size_t i = 0; i < manifest->n_tensors; i++) {
     const struct k3_manifest_tensor *entry = &manifest->tensors[i];
     const char *dot = strrchr(entry->name, '.');
-    char module[2 * K3_ST_MAX_NAME_NBYTES];
-    if (!dot || entry->n_shards == 0 || (strcmp(dot, ".weight") != 0 && strcmp(dot, ".weight_packed") != 0))
-      continue;
-    snprintf(module, sizeof module, "%.*s", (int)(dot - entry->name), entry->name);
-    const struct k3_manifest_linear *linear = k3_manifest_linear_of(manifest, module);
-    if (!linear || !linear->encoded_from)
+    const struct k3_manifest_linear *linear;
+    if (!dot || entry->n_shards == 0 || (strcmp(dot, ".weight") != 0 && strcmp(dot, ".weight_packed") != 0) ||
+        !k3_manifest_encoded(manifest, entry->name, &linear))
       continue;
     if (n == 0) {
       *first = entry->shards[0].source;

@@ -206,7 +206,7 @@ static enum k3_status collect_names(struct k3_plan *plan, struct k3_findings *fi
   uint64_t n_companions = 0;
   for (int p = K3_PARAM_WEIGHT_SCALE; p < K3_PARAM_BIAS; p++)
     n_companions += n_of[p];
-  if (n_companions + n_quantised == 0 && !plan->linears.config)
+  if (n_companions + n_quantised == 0 && !plan->linears.config && !plan->options.encode)
     return K3_OK;
   for (uint64_t t = 0; t < ckpt->n_tensors; t++) {
     const struct k3_st_tensor *tensor = k3_ckpt_tensor(ckpt, t);

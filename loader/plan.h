@@ -82,6 +82,7 @@ struct k3_plan_options {
   uint64_t block_width;       // 0: the config's, else the recipe family's default
   bool embed_from_target;     // --embed target
   bool digests, crc, source_digest;
+  bool encode;                // weights will be encoded: linear layers are listed even where none is quantised
   uint8_t allowed_rules[K3_RULE_COUNT];  // --allow: nonzero turns an error of that rule into a warning
 };
 

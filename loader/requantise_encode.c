@@ -155,22 +155,25 @@ static uint64_t n_outside(const struct k3_nvfp4_window *window) {
   return window->n_subnormal + window->n_lowest + window->n_lost;
 }
 
+// Warnings: here is the last chance to choose otherwise, whatever engine the image is for.
 static void report_window(const struct k3_plan *plan, const struct k3_requant_item *item, struct k3_findings *findings) {
-  const struct k3_nvfp4_window *window = &item->window, *own = &item->own_window;
-  uint64_t n = n_outside(window), n_own = n_outside(own);
+  const struct k3_nvfp4_window *window = &item->window;
+  uint64_t n = n_outside(window), n_own = n_outside(&item->own_window);
   const struct k3_ckpt *ckpt = k3_requant_ckpt(plan, item);
   const char *path = k3_ckpt_file_of(ckpt, item->tensor)->path, *name = k3_ckpt_tensor(ckpt, item->tensor)->name;
   double ratio = (double)item->set_amax / (double)window->smallest_amax;
+  struct k3_error warning = {0};
   if (n > n_own)
-    k3_findings_report(findings, K3_FUS09, path, name,
-                       "blocks within 28672 of the largest weight that shares the scale (--share module shares less; --ignore leaves weights out)",
-                       "the shared second scale leaves %llu of %llu blocks subnormal (%llu of them lost; with its own scale %llu), worst ratio %.4g",
-                       (unsigned long long)n, (unsigned long long)window->n_blocks, (unsigned long long)window->n_lost, (unsigned long long)n_own,
-                       ratio);
+    k3_fail(&warning, K3_BAD_INPUT, K3_FUS09, path, name,
+            "blocks within 28672 of the largest weight that shares the scale (--share module shares less; --ignore leaves weights out)",
+            "the shared second scale leaves %llu of %llu blocks subnormal (%llu of them lost; with its own scale %llu), worst ratio %.4g",
+            (unsigned long long)n, (unsigned long long)window->n_blocks, (unsigned long long)window->n_lost, (unsigned long long)n_own, ratio);
   else if (n > 0)
-    k3_findings_report(findings, K3_SCL10, path, name, "blocks within 28672 of the tensor's largest weight",
-                       "%llu of %llu blocks get a subnormal scale (%llu of them are lost), worst ratio %.4g", (unsigned long long)n,
-                       (unsigned long long)window->n_blocks, (unsigned long long)window->n_lost, ratio);
+    k3_fail(&warning, K3_BAD_INPUT, K3_SCL10, path, name, "blocks within 28672 of the tensor's largest weight",
+            "%llu of %llu blocks get a subnormal scale (%llu of them are lost), worst ratio %.4g", (unsigned long long)n,
+            (unsigned long long)window->n_blocks, (unsigned long long)window->n_lost, ratio);
+  if (n > 0)
+    k3_findings_add(findings, K3_WARNING, &warning);
 }
 
 void k3_requant_finish(struct k3_plan *plan, struct k3_findings *findings) {
