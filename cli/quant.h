@@ -13,7 +13,7 @@ struct k3_quant_options {
 // Rows of an option table for the struct `quant`.
 #define K3_QUANT_OPTIONS(options)                                                                                                                     \
   {"quant",                                                                                                                                           \
-   'q',                                                                                                                                               \
+   0,                                                                                                                                                 \
    K3_OPT_CHOICE,                                                                                                                                     \
    "keep|fp8|fp8-block|mxfp8|nvfp4|mxfp4",                                                                                                            \
    "encode the linear layers (fp8: a scale per row; fp8-block: per tile of 128 x 128); default keep",                                                 \
