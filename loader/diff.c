@@ -199,15 +199,20 @@ static const struct k3_st_tensor *tensor_of(const struct k3_diff_side *side, con
   return k3_ckpt_tensor(side->ckpt, entry->tensor);
 }
 
-// Equal shapes; for rows of a stacked tensor a leading 1 does not count, since scalars of siblings are stacked as rows.
+// Equal shapes; between an image and its source dimensions of 1 do not count: the image has scalars of siblings as rows, scales of channels as columns
+// and block grids without the ones that a dialect puts between.
 static bool same_shape(const struct k3_diff_entry *a, const struct k3_diff_entry *b, bool loose) {
-  const uint64_t *shape_a = a->shape, *shape_b = b->shape;
-  unsigned rank_a = a->rank, rank_b = b->rank;
-  for (; loose && rank_a > 0 && shape_a[0] == 1; rank_a--)
-    shape_a++;
-  for (; loose && rank_b > 0 && shape_b[0] == 1; rank_b--)
-    shape_b++;
-  return rank_a == rank_b && (rank_a == 0 || memcmp(shape_a, shape_b, rank_a * sizeof *shape_a) == 0);
+  unsigned i = 0, j = 0;
+  for (;; i++, j++) {
+    while (loose && i < a->rank && a->shape[i] == 1)
+      i++;
+    while (loose && j < b->rank && b->shape[j] == 1)
+      j++;
+    if (i == a->rank || j == b->rank)
+      return i == a->rank && j == b->rank;
+    if (a->shape[i] != b->shape[j])
+      return false;
+  }
 }
 
 // Merges the two sorted lists: what stands on one side only, or in another shape, is an item; the rest are pairs.
