@@ -9,7 +9,7 @@
 struct k3_exec;  // one session's threads and scratch, or its stream state and graphs; each backend defines its own
 
 struct k3_exec_options {
-  uint64_t max_rows, max_requests, max_keys;        // of one step
+  uint64_t max_rows, max_requests, max_keys;                           // of one step
   uint64_t block_width, row_width, max_cols, vocab_size, markov_rank;  // T, E, the widest matrix row, V, r
   int n_threads;
   struct k3_comm *comm;          // of the rank; NULL with one rank
@@ -17,6 +17,7 @@ struct k3_exec_options {
 };
 
 struct k3_backend;
+struct k3_moe_ops;
 struct k3_weights;
 struct k3_backend_ops {
   void (*destroy)(struct k3_backend *backend);
@@ -35,9 +36,10 @@ struct k3_backend_ops {
   enum k3_status (*end)(struct k3_exec *exec, void *stream, struct k3_error *err);
 #define K3_BACKEND_STEPS(X) \
   X(combine) X(context_insert) X(block_begin) X(reduce_add_norm) X(latents) X(query) X(attend) X(project) X(mlp) X(logits) X(markov) X(export)
-#define K3_BACKEND_STEP(step) enum k3_status (*step)(struct k3_exec *exec, const struct k3_##step *params, struct k3_error *err);
+#define K3_BACKEND_STEP(step) enum k3_status (*step)(struct k3_exec * exec, const struct k3_##step *params, struct k3_error *err);
   K3_BACKEND_STEPS(K3_BACKEND_STEP)
 #undef K3_BACKEND_STEP
+  const struct k3_moe_ops *moe;  // (optional) steps of the decoder layers (runtime/moe_steps.h); NULL: the backend has none
 };
 
 struct k3_backend {

@@ -1,6 +1,7 @@
 #include "base/alloc.h"
 #include "base/arith.h"
 #include "runtime/cpu/cpu.h"
+#include "runtime/moe_steps.h"
 
 static void destroy(struct k3_backend *backend) {
   k3_free(backend);
@@ -54,7 +55,8 @@ static enum k3_status exec_create(struct k3_backend *backend, const struct k3_ex
   // A product needs a tile and its partial sums, everything else one decoded row.
   exec->scratch_elems = max_u64(K3_DOT_TILE + options->max_rows, max_u64(options->max_cols, options->row_width));
   if (!k3_mul_u64(options->block_width, options->max_keys, &score_elems) || score_elems > SIZE_MAX / sizeof(float) / n_threads) {
-    status = k3_fail(err, K3_BAD_ARGUMENT, K3_RULE_NONE, NULL, NULL, "a smaller max_keys", "%llu keys are too many", (unsigned long long)options->max_keys);
+    status = k3_fail(err, K3_BAD_ARGUMENT, K3_RULE_NONE, NULL, NULL, "a smaller max_keys", "%llu keys are too many",
+                     (unsigned long long)options->max_keys);
     goto failed;
   }
   exec->score_elems = score_elems;
@@ -84,6 +86,7 @@ static const struct k3_backend_ops OPS = {
 #define K3_CPU_ENTRY(step) .step = k3_cpu_##step,
     K3_BACKEND_STEPS(K3_CPU_ENTRY)
 #undef K3_CPU_ENTRY
+        .moe = &k3_cpu_moe_ops,
 };
 
 struct k3_backend *k3_cpu_backend_create(bool bf16, struct k3_error *err) {
