@@ -9,6 +9,7 @@ enum k3_status k3_findings_add(struct k3_findings *findings, enum k3_severity se
   findings->n_errors += severity == K3_ERROR;
   findings->n_errors_by_rule[error->rule] += severity == K3_ERROR;
   findings->n_warnings += severity == K3_WARNING;
+  findings->n_warnings_by_rule[error->rule] += severity == K3_WARNING;
   if (findings->n_by_rule[error->rule]++ >= K3_FINDINGS_KEPT_PER_RULE)
     return K3_OK;
   if (k3_grow(&findings->items, &findings->capacity, findings->n_items + 1, sizeof *findings->items, NULL) != K3_OK) {
@@ -34,11 +35,24 @@ enum k3_status k3_findings_report(struct k3_findings *findings, enum k3_rule rul
 void k3_findings_allow(struct k3_findings *findings, enum k3_rule rule) {
   findings->n_errors -= findings->n_errors_by_rule[rule];
   findings->n_warnings += findings->n_errors_by_rule[rule];
+  findings->n_warnings_by_rule[rule] += findings->n_errors_by_rule[rule];
   findings->n_errors_by_rule[rule] = 0;
   for (size_t i = 0; i < findings->n_items; i++) {
     if (findings->items[i].error.rule == rule && findings->items[i].severity == K3_ERROR)
       findings->items[i].severity = K3_WARNING;
   }
+}
+
+void k3_findings_drop(struct k3_findings *findings, enum k3_rule rule) {
+  size_t n_kept = 0;
+  for (size_t i = 0; i < findings->n_items; i++) {
+    if (findings->items[i].error.rule != rule)
+      findings->items[n_kept++] = findings->items[i];
+  }
+  findings->n_items = n_kept;
+  findings->n_errors -= findings->n_errors_by_rule[rule];
+  findings->n_warnings -= findings->n_warnings_by_rule[rule];
+  findings->n_by_rule[rule] = findings->n_errors_by_rule[rule] = findings->n_warnings_by_rule[rule] = 0;
 }
 
 void k3_findings_free(struct k3_findings *findings) {

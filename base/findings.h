@@ -19,7 +19,7 @@ struct k3_findings {
   struct k3_finding *items;
   size_t n_items, capacity;
   uint64_t n_by_rule[K3_RULE_COUNT];  // all of them, also those not kept
-  uint64_t n_errors_by_rule[K3_RULE_COUNT];
+  uint64_t n_errors_by_rule[K3_RULE_COUNT], n_warnings_by_rule[K3_RULE_COUNT];
   uint64_t n_errors, n_warnings;
   bool out_of_memory;  // a finding could not be kept; it is counted all the same
 };
@@ -31,6 +31,8 @@ enum k3_status k3_findings_report(struct k3_findings *findings, enum k3_rule rul
                                   const char *found, ...) K3_PRINTF(6, 7);
 // Turns every error of that rule into a warning (--allow).
 void k3_findings_allow(struct k3_findings *findings, enum k3_rule rule);
+// Forgets every finding of that rule, its counts included.
+void k3_findings_drop(struct k3_findings *findings, enum k3_rule rule);
 void k3_findings_free(struct k3_findings *findings);
 
 #endif

@@ -85,7 +85,7 @@ void k3_cli_detail(struct k3_cli *cli, const char *format, ...) K3_PRINTF(2, 3);
 // Prints findings to stderr, grouped by rule, errors first: the first three of each rule and a count (all that were kept with --verbose). --quiet
 // leaves the errors; notes (K3_INFO) are only counted unless --verbose.
 void k3_cli_print_findings(struct k3_cli *cli, const struct k3_findings *findings);
-// Adds "errors", "warnings", "findings": [{severity, rule, file, tensor, found, allowed}] and "counts": {rule: n} to the object being written.
+// Adds "errors", "warnings", "findings": [{severity, rule, file, tensor, found, allowed, remedy}] and "counts": {rule: n} to the object being written.
 void k3_cli_json_findings(struct k3_jsonw *writer, const struct k3_findings *findings);
 // Adds the members of one error to the object being written.
 void k3_cli_json_error(struct k3_jsonw *writer, const struct k3_error *err);

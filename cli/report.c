@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/alloc.h"
+#include "base/rules_advice.h"
 #include "cli/cli.h"
 
 enum { FINDINGS_SHOWN_PER_RULE = 3, PLAIN_LINE_SECONDS = 10 };
@@ -154,6 +155,8 @@ static void print_rule(const struct k3_cli *cli, const struct k3_findings *findi
   }
   if (n > n_shown)
     fprintf(stderr, "  ... and %llu more%s\n", (unsigned long long)(n - n_shown), cli->verbose ? "" : " (--verbose shows the first 20)");
+  if (first->severity != K3_INFO && k3_rule_advice(rule)->remedy[0])
+    fprintf(stderr, "  what to do: %s\n", k3_rule_advice(rule)->remedy);
 }
 
 void k3_cli_print_findings(struct k3_cli *cli, const struct k3_findings *findings) {
@@ -192,6 +195,8 @@ void k3_cli_json_findings(struct k3_jsonw *writer, const struct k3_findings *fin
     k3_jsonw_begin_object(writer, NULL);
     k3_jsonw_string(writer, "severity", k3_severity_name(findings->items[i].severity));
     k3_cli_json_error(writer, &findings->items[i].error);
+    if (k3_rule_advice(findings->items[i].error.rule)->remedy[0])
+      k3_jsonw_string(writer, "remedy", k3_rule_advice(findings->items[i].error.rule)->remedy);
     k3_jsonw_end_object(writer);
   }
   k3_jsonw_end_array(writer);

@@ -167,6 +167,41 @@ static enum k3_status read_model(struct parse *p, const json_t *root) {
   return p->recipe->model ? K3_OK : K3_NO_MEMORY;
 }
 
+static enum k3_status read_release(struct parse *p, const json_t *item, struct k3_recipe_release *release) {
+  json_t *files = json_object_get(item, "files"), *file;
+  const char *name;
+  K3_TRY(keep_text(p, "releases.name", json_object_get(item, "name"), &release->name));
+  K3_TRY(keep_text(p, "releases.revision", json_object_get(item, "revision"), &release->revision));
+  if (json_object_size(files) == 0)
+    return bad(p, "releases.files", "an object of {nbytes, sha256}");
+  K3_TRY(keep_array(p, json_object_size(files), sizeof *release->files, &release->files));
+  json_object_foreach(files, name, file) {
+    struct k3_recipe_release_file *kept = &release->files[release->n_files++];
+    const json_t *nbytes = json_object_get(file, "nbytes");
+    K3_TRY(keep_text(p, "releases.files.sha256", json_object_get(file, "sha256"), &kept->sha256));
+    if (strlen(kept->sha256) != 64 || strspn(kept->sha256, "0123456789abcdef") != 64 || !json_is_integer(nbytes) || json_integer_value(nbytes) < 0)
+      return bad(p, "releases.files", "nbytes, and sha256 in 64 lower-case hex digits");
+    kept->nbytes = (uint64_t)json_integer_value(nbytes);
+    kept->name = k3_arena_strndup(&p->recipe->arena, name, strlen(name), p->err);
+    if (!kept->name)
+      return K3_NO_MEMORY;
+  }
+  return K3_OK;
+}
+
+static enum k3_status read_releases(struct parse *p, const json_t *root) {
+  const json_t *list = json_object_get(root, "releases");
+  if (!list)
+    return K3_OK;
+  if (!json_is_array(list))
+    return bad(p, "releases", "a list of {name, revision, files}");
+  K3_TRY(keep_array(p, json_array_size(list), sizeof *p->recipe->releases, &p->recipe->releases));
+  p->recipe->n_releases = json_array_size(list);
+  for (size_t i = 0; i < p->recipe->n_releases; i++)
+    K3_TRY(read_release(p, json_array_get(list, i), &p->recipe->releases[i]));
+  return K3_OK;
+}
+
 static enum k3_status read_shape(struct parse *p, const json_t *list, struct k3_recipe_param *param) {
   if (json_is_array(json_array_get(list, 0))) {
     for (size_t i = json_array_size(list); i-- > 0;) {
@@ -317,7 +352,8 @@ static enum k3_status read_module(struct parse *p, const json_t *item, struct k3
 
 static enum k3_status read_recipe(struct parse *p, const json_t *root) {
   static const char *const known[] = {"name",    "family",  "match",    "roots", "image_root", "aliases", "dims",      "indexes",
-                                      "require", "borrowed", "carry", "ignore", "modules",    "about",   "keep_names", "optional_from", "model"};
+                                      "require", "borrowed", "carry", "ignore", "modules",    "about",   "keep_names", "optional_from", "model",
+                                      "releases"};
   struct k3_recipe *recipe = p->recipe;
   const char *key;
   json_t *value;
@@ -352,6 +388,7 @@ static enum k3_status read_recipe(struct parse *p, const json_t *root) {
   K3_TRY(read_indexes(p, root));
   K3_TRY(read_optional(p, root));
   K3_TRY(read_model(p, root));
+  K3_TRY(read_releases(p, root));
   const json_t *modules = json_object_get(root, "modules");
   if (!modules && recipe->keep_names)
     return K3_OK;

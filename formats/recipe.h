@@ -17,6 +17,8 @@
 //   ignore    [{"name": "layers.{i}.self_attn.rotary_emb.inv_freq", "why": "..."}]: dropped, listed in the manifest
 //   model     what the manifest says about the model besides its family: any object; the text "$a.b | c" in it stands for the value of the first
 //             config field that exists (none: the key is left out), "=expression" for a number
+//   releases  [{"name": "org/name", "revision": "<commit>", "files": {"config.json": {"nbytes": 1251, "sha256": "<64 hex digits>"}}}]: what was
+//             published, so that `check` can say which release a folder is
 //   modules   in the order in which the forward needs them:
 //     name        "layers.{i}.self_attn.q_a_proj", without root
 //     shape       ["Rq", "H"]: of `weight`; expressions as in dims. A list of such lists: any of them
@@ -96,6 +98,17 @@ struct k3_recipe_named {
   const char *name, *value;  // alias -> name, dim -> expression, ignored name -> why
 };
 
+struct k3_recipe_release_file {
+  const char *name, *sha256;  // sha256: 64 lower-case hex digits
+  uint64_t nbytes;
+};
+
+struct k3_recipe_release {
+  const char *name, *revision;
+  struct k3_recipe_release_file *files;  // [n_files], at least one
+  size_t n_files;
+};
+
 struct k3_recipe {
   const char *name, *family, *about;
   char sha256[65];  // of the recipe's text
@@ -113,6 +126,8 @@ struct k3_recipe {
   struct k3_recipe_module *modules;
   size_t n_modules;
   const char *model;  // JSON text, or NULL
+  struct k3_recipe_release *releases;
+  size_t n_releases;
   bool keep_names;  // "generic": every tensor is copied under its own name, there are no modules
   struct k3_arena arena;
 };

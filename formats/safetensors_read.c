@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "base/arith.h"
 #include "base/utf8.h"
@@ -40,18 +41,29 @@ static bool pair_is_named(const void *owner, uint32_t index, const char *name, s
 
 // ---- the length in front ----
 
-// Says what the file is, when eight impossible length bytes are plain text.
+// Says what the file is, when its first eight bytes are no length: the mark of another format, or plain text.
 static void describe_text(const unsigned char *prefix, char *dst, size_t capacity) {
+  static const struct {
+    const char *mark, *what;
+  } others[] = {{"PK\003\004", "a ZIP archive, as PyTorch's own format is"}, {"\200\002", "a pickle"}, {"\200\004", "a pickle"},
+                {"GGUF", "a GGUF file"},      {"\211HDF", "an HDF5 file"},    {"\037\213", "compressed with gzip"}, {"(\265/\375", "compressed with zstd"}};
+  dst[0] = '\0';
+  for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
+    if (memcmp(prefix, others[i].mark, strlen(others[i].mark)) == 0) {
+      snprintf(dst, capacity, ": the file is %s", others[i].what);
+      return;
+    }
+  }
   bool printable = true;
   for (int i = 0; i < 8; i++)
     printable &= (prefix[i] >= 0x20 && prefix[i] < 0x7F) || prefix[i] == '\n' || prefix[i] == '\r' || prefix[i] == '\t';
-  dst[0] = '\0';
   if (!printable)
     return;
   char text[64];
-  bool html = memcmp(prefix, "<!DOCTYP", 8) == 0 || memcmp(prefix, "<!doctyp", 8) == 0 || memcmp(prefix, "<html", 5) == 0;
+  size_t at = strspn((const char *)prefix, " \t\r\n") < 3 ? strspn((const char *)prefix, " \t\r\n") : 0;
+  bool html = strncasecmp((const char *)prefix + at, "<!doc", 5) == 0 || strncasecmp((const char *)prefix + at, "<html", 5) == 0;
   k3_printable(text, sizeof text, (const char *)prefix, 8, 8);
-  snprintf(dst, capacity, "; the file begins with the text \"%s\"%s", text, html ? ": a web page, saved instead of the file" : "");
+  snprintf(dst, capacity, "; the file begins with the text \"%s\"%s", text, html ? ": an HTML page, saved instead of the file" : "");
 }
 
 enum k3_status k3_st_header_length(const void *prefix, size_t n_prefix, uint64_t file_nbytes, const char *file, uint64_t *h, struct k3_error *err) {

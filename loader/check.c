@@ -68,6 +68,7 @@ static enum k3_status run_rules(const struct k3_plan *plan, const struct k3_chec
   struct k3_scale_facts *facts = NULL;
   enum k3_status status = K3_OK;
   K3_TRY(k3_rules_config(plan, options->engine, findings, err));
+  K3_TRY(k3_rules_model(plan, options->engine, options->depth >= K3_DEPTH_SCALES, options->depth >= K3_DEPTH_VALUES, findings, err));
   if (options->depth >= K3_DEPTH_SCALES && findings->n_errors_by_rule[K3_CFG21] == 0) {
     facts = k3_calloc(plan->linears.n_items, sizeof *facts, err);
     status = facts ? k3_rules_scales(plan, options->engine, options->n_threads, facts, findings, err) : K3_NO_MEMORY;

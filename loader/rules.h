@@ -40,6 +40,10 @@ enum k3_status k3_rules_scales(const struct k3_plan *plan, enum k3_engine engine
 enum k3_status k3_rules_fusion(const struct k3_plan *plan, enum k3_engine engine, const struct k3_scale_facts *facts, struct k3_findings *findings,
                                struct k3_error *err);
 
+// TEN14 (with `values` equal bytes are looked for) and, with `scales`, K3V04. Fails when a tensor cannot be read.
+enum k3_status k3_rules_model(const struct k3_plan *plan, enum k3_engine engine, bool scales, bool values, struct k3_findings *findings,
+                              struct k3_error *err);
+
 // CFG21 for schemes that can be read but not packed under this recipe: packed integers and FP8 in groups go with "generic" only.
 void k3_rules_packable(const struct k3_plan *plan, struct k3_findings *findings);
 
