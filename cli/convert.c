@@ -257,7 +257,7 @@ int k3_cmd_convert(struct k3_cli *cli, int argc, char **argv) {
       {"output", 'o', K3_OPT_TEXT, "IMAGE", "the image to write", &image},
       K3_SOURCE_OPTIONS(from),
       K3_QUANT_OPTIONS(quant),
-      {"dry-run", 'n', K3_OPT_FLAG, NULL, "print the plan (every source tensor with its destinations) and write nothing", &dry_run},
+      {"dry-run", 'n', K3_OPT_FLAG, NULL, "print the plan (every source tensor with its destinations) from headers alone, write nothing", &dry_run},
       {"tp", 0, K3_OPT_U64, "N", "write a folder for N tensor-parallel ranks: what they share, and a file with the slices of each", &tp},
       {"force", 'f', K3_OPT_FLAG, NULL, "replace an existing output", &replace},
       {"source-digest", 0, K3_OPT_FLAG, NULL, "record the SHA-256 of every source file (reads the sources a second time)", &check.plan.source_digest},
@@ -268,6 +268,8 @@ int k3_cmd_convert(struct k3_cli *cli, int argc, char **argv) {
   int exit_code;
   if (!k3_cli_parse(cli, argc, argv, &help, options, &exit_code))
     return exit_code;
+  if (dry_run)
+    check.depth = K3_DEPTH_HEADERS;  // the plan follows from headers alone, and is to be had in no time at any size
   if (!image && !dry_run)
     return k3_cli_usage(cli, "name the output with -o IMAGE, or look at the plan with --dry-run");
   if (tp > K3_MANIFEST_MAX_RANKS)
