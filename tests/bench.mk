@@ -1,10 +1,14 @@
 #help   bench          every benchmark below; figures depend on the machine, so nothing fails
 #help   bench-convert  convert, verify: ratios to cp, openssl dgst and Python's safetensors (RUNS=15 PRESET=... WHERE=/dev/shm)
+#help   bench-check    check --depth values: ratio to cat, BF16 and NVFP4 (RUNS=15 PRESET=... WHERE=/dev/shm THREADS=2)
 #help   bench-headers  half a million tensors: time and peak memory
-bench: bench-convert bench-headers
+bench: bench-convert bench-check bench-headers
 
 bench-convert: all
 	sh tests/bench/bench_convert.sh $(B)
+
+bench-check: all
+	sh tests/bench/bench_check.sh $(B)
 
 bench-headers: all
 	sh tests/bench/bench_headers.sh $(B)
@@ -13,4 +17,4 @@ bench-headers: all
 test-full: all
 	sh tests/cli/full.sh $(B)
 
-.PHONY: bench bench-convert bench-headers test-full
+.PHONY: bench bench-convert bench-check bench-headers test-full
