@@ -1,0 +1,246 @@
+"""Weights that k3pack encoded, against the libraries that define the formats. Usage: quantised.py K3PACK
+
+Packages: torch, numpy, safetensors, compressed-tensors, nvidia-modelopt (with requests, tqdm, pulp, scipy, nvidia-ml-py, rich, regex, omegaconf).
+Optional: llmcompressor, whose model-free path then makes the file with unshared scales; without it the same file is made with compressed-tensors.
+
+1. Random F32 weights: `convert --quant` and `export` give compressed-tensors' bytes. Explained exceptions, counted: the scale of an all-zero MX block
+   (ours 127, the library's 0) and codes 0 and 8 (plus and minus zero).
+2. BF16 weights: the library reduces amax in BF16, so second scales agree within 2^-8 and block-scale codes within one.
+3. The exported files are opened with safetensors, decompressed by compressed-tensors and by ModelOpt, to the values of the formats' definitions, and
+   the error against the source is the one that `convert --json` told.
+4. q_a_proj and kv_a_proj_with_mqa with scales of their own, as llm-compressor's model-free path leaves them: `check --engine vllm` says FUS02.
+"""
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+import numpy as np
+import torch
+from compressed_tensors.compressors import BaseCompressor
+from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme, preset_name_to_scheme
+from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
+from modelopt.torch.quantization.qtensor.nvfp4_tensor import NVFP4QTensor
+from safetensors.torch import load_file, save_file
+
+K3PACK = sys.argv[1]
+ROWS, COLS = 192, 256
+failed = []
+
+
+def expect(truth, what):
+    if not truth:
+        failed.append(what)
+        print("FAILED:", what)
+
+
+def k3pack(*args, codes=(0,)):
+    done = subprocess.run([K3PACK, *args], capture_output=True, text=True)
+    assert done.returncode in codes, (args, done.returncode, done.stderr)
+    return done
+
+
+def scheme_of(name):
+    def float8(strategy, **more):
+        return QuantizationScheme(targets=["Linear"], format="float-quantized",
+                                  weights=QuantizationArgs(num_bits=8, type="float", symmetric=True, strategy=strategy, **more))
+    made = {"nvfp4": lambda: preset_name_to_scheme("NVFP4A16", ["Linear"]), "mxfp4": lambda: preset_name_to_scheme("MXFP4A16", ["Linear"]),
+            "mxfp8": lambda: preset_name_to_scheme("MXFP8", ["Linear"]), "fp8": lambda: float8("channel"),
+            "fp8-block": lambda: float8("block", block_structure=[128, 128])}[name]()
+    made.format = {"nvfp4": "nvfp4-pack-quantized", "mxfp4": "mxfp4-pack-quantized", "mxfp8": "mxfp8-quantized"}.get(name, "float-quantized")
+    return made
+
+
+def ranges(w, name):
+    if name == "fp8":
+        return w.amin(1, keepdim=True), w.amax(1, keepdim=True)
+    if name == "fp8-block":
+        padded = torch.zeros(-(-w.shape[0] // 128) * 128, -(-w.shape[1] // 128) * 128, dtype=w.dtype)
+        padded[:w.shape[0], :w.shape[1]] = w
+        tiles = padded.reshape(padded.shape[0] // 128, 128, padded.shape[1] // 128, 128)
+        return tiles.amin((1, 3)), tiles.amax((1, 3))
+    tiles = w.reshape(w.shape[0], -1, 16 if name == "nvfp4" else 32)
+    return tiles.amin(2), tiles.amax(2)
+
+
+def library(w, name):
+    """What compressed-tensors stores for a weight."""
+    scheme = scheme_of(name)
+    gparam = generate_gparam(w.min(), w.max()) if name == "nvfp4" else None
+    scale, _ = calculate_qparams(*ranges(w, name), scheme.weights, global_scale=gparam)
+    state = {"weight": w.clone(), "weight_scale": scale}
+    if gparam is not None:
+        state["weight_global_scale"] = gparam
+    return BaseCompressor.get_value_from_registry(scheme.format).compress(state, scheme)
+
+
+def random_weights(seed, dtype):
+    """Gaussian weights over many binades with zero blocks, ties, both zeros and tiny values. The first column block keeps the largest magnitude."""
+    rng = np.random.default_rng(seed)
+    w = rng.standard_normal((ROWS, COLS)).astype(np.float32) * 0.02
+    w *= np.exp2(rng.integers(-7, 4, (ROWS, COLS // 32))).repeat(32, axis=1).astype(np.float32)
+    w[1, :64], w[2, :32], w[3, :32] = 0.0, -0.0, w[3, :32] * np.float32(2.0**-13)
+    w[4, :32] = np.resize(np.float32([6, .75, -.75, 1.75, -1.75, 3.5, -3.5, .25, -.25, 1.25, 2.5, 5, 0.0, -0.0, 1e-6, -1e-6]), 32)
+    w[5] = 0.0
+    return torch.from_numpy(w).to(dtype)
+
+
+def nibbles(raw):
+    raw = raw.numpy()
+    return np.stack([raw & 15, raw >> 4], -1).reshape(raw.shape[0], -1)
+
+
+E2M1 = np.float32([0, .5, 1, 1.5, 2, 3, 4, 6, -0.0, -.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def defined(tensors, module, name):
+    """Values by the definition of the format, in F32 and in the order of the libraries."""
+    scale = tensors[module + ".weight_scale"]
+    if name in ("nvfp4", "mxfp4"):
+        codes = E2M1[nibbles(tensors[module + ".weight_packed"])]
+    else:
+        codes = tensors[module + ".weight"].to(torch.float32).numpy()
+    if name == "nvfp4":
+        scale = (scale.to(torch.float32) / tensors[module + ".weight_global_scale"]).numpy().repeat(16, 1)
+    elif name.startswith("mx"):
+        scale = np.exp2(scale.numpy().astype(np.float32) - 127).repeat(32, 1)
+    elif name == "fp8-block":
+        scale = scale.numpy().repeat(128, 0)[:codes.shape[0]].repeat(128, 1)[:, :codes.shape[1]]
+    else:
+        scale = scale.numpy()
+    return codes * scale
+
+
+def convert_and_export(work, weights, name, *more):
+    source, image, out = (os.path.join(work, part) for part in ("source", "image.k3p", "out"))
+    os.makedirs(source, exist_ok=True)
+    save_file(weights, os.path.join(source, "model.safetensors"))
+    json.dump({"model_type": "any"}, open(os.path.join(source, "config.json"), "w"))
+    told = json.loads(k3pack("convert", source, "-o", image, "--recipe", "generic", "--quant", name, "--force", "--json", *more).stdout)
+    k3pack("export", image, "-o", out, "--format", "compressed-tensors", "--force")
+    return told["quant"], load_file(os.path.join(out, "model.safetensors")), image
+
+
+def equal_bytes(work, name):
+    weights = {f"m{i}.weight": random_weights(i, torch.float32) for i in range(4)}
+    told, made, image = convert_and_export(work, weights, name)
+    n_zero_blocks = n_zero_codes = n_bytes = 0
+    for tensor, w in weights.items():
+        module = tensor[:-len(".weight")]
+        for param, theirs in library(w, name).items():
+            ours = made[f"{module}.{param}"]
+            a, b = ours.contiguous().view(torch.uint8).numpy().reshape(-1), theirs.contiguous().view(torch.uint8).numpy().reshape(-1)
+            expect(list(ours.shape) == list(theirs.shape), f"{name} {param}: shape {list(ours.shape)}, the library's {list(theirs.shape)}")
+            n_bytes += a.size
+            differ = np.flatnonzero(a != b)
+            if param == "weight_scale" and name.startswith("mx"):
+                zero = (w.reshape(w.shape[0], -1, 32).abs().amax(2) == 0).numpy().reshape(-1)
+                expect(all(zero[i] and a[i] == 127 for i in differ), f"{name}: scales of blocks that are not zero differ")
+                n_zero_blocks += differ.size
+            elif param in ("weight", "weight_packed"):
+                masks = ((0x0F, 0x08), (0xF0, 0x80)) if param == "weight_packed" else ((0xFF, 0x80),)
+                for mask, minus in masks:
+                    odd = (a & mask) != (b & mask)
+                    expect(np.all(((a[odd] & mask) | minus) == minus) and np.all(((b[odd] & mask) | minus) == minus), f"{name}: codes differ")
+                    n_zero_codes += int(odd.sum())
+            else:
+                expect(differ.size == 0, f"{name} {param}: {differ.size} bytes differ")
+        ours = defined(made, module, name)
+        packed = {key[len(module) + 1:]: value for key, value in made.items() if key.startswith(module + ".")}
+        back = BaseCompressor.get_value_from_registry(scheme_of(name).format).decompress(packed, scheme_of(name))["weight"].to(torch.float32).numpy()
+        # The library decodes in the dtype of its scales: BF16 for MX formats and NVFP4.
+        rounded = torch.from_numpy(ours).to(torch.bfloat16).to(torch.float32).numpy()
+        expect(np.array_equal(back, ours) or np.array_equal(back, rounded), f"{name}: compressed-tensors decodes to other values")
+        error = np.sqrt(((ours.astype(np.float64) - w.numpy()) ** 2).sum() / (w.numpy().astype(np.float64) ** 2).sum())
+        said = next(t["relative_rmse"] for t in told["tensors"] if t["tensor"] == tensor)
+        expect(abs(said - error) < 1e-9, f"{name}: convert says a relative RMSE of {said}, it is {error}")
+    print(f"{name}: {n_bytes} bytes as compressed-tensors on F32; explained: {n_zero_blocks} scales of zero blocks, {n_zero_codes} signs of zero")
+
+
+def bf16_tolerance(work):
+    weights = {f"m{i}.weight": random_weights(i + 10, torch.bfloat16) for i in range(2)}
+    _, made, _ = convert_and_export(work, weights, "nvfp4")
+    worst = n_differ = 0
+    for tensor, w in weights.items():
+        module, theirs = tensor[:-len(".weight")], library(w, "nvfp4")
+        ratio = float(made[module + ".weight_global_scale"] / theirs["weight_global_scale"])
+        expect(abs(ratio - 1) <= 2**-8, f"BF16: second scale off by {ratio}")
+        a = made[module + ".weight_scale"].view(torch.uint8).numpy().astype(int)
+        b = theirs["weight_scale"].view(torch.uint8).numpy().astype(int)
+        expect(np.abs(a - b).max() <= 1, "BF16: a block scale is off by more than one code")
+        worst, n_differ = max(worst, abs(ratio - 1)), n_differ + int((a != b).sum())
+    print(f"nvfp4 on BF16: second scales within {worst:.2e} of compressed-tensors, {n_differ} block scales off by one code")
+
+
+def modelopt_reads(work):
+    weights = {"m0.weight": random_weights(20, torch.float32)}
+    _, made, image = convert_and_export(work, weights, "nvfp4", "--scale-mode", "pow2")
+    out = os.path.join(work, "modelopt")
+    k3pack("export", image, "-o", out, "--format", "modelopt", "--force")
+    theirs = load_file(os.path.join(out, "model.safetensors"))
+    packed = NVFP4QTensor(torch.Size((ROWS, COLS)), torch.float32, theirs["m0.weight"])
+    back = packed.dequantize(torch.float32, scale=theirs["m0.weight_scale"], double_scale=theirs["m0.weight_scale_2"], block_sizes={-1: 16})
+    expect(np.array_equal(back.numpy(), defined(made, "m0", "nvfp4")), "ModelOpt decodes to other values")
+    own, scale, scale_2 = NVFP4QTensor.quantize(weights["m0.weight"].clone(), 16)
+    k3pack("convert", os.path.join(work, "source"), "-o", image, "--recipe", "generic", "--quant", "nvfp4", "--force")
+    k3pack("export", image, "-o", out, "--format", "modelopt", "--force")
+    theirs = load_file(os.path.join(out, "model.safetensors"))
+    a, b = theirs["m0.weight_scale"].view(torch.uint8).numpy(), scale.view(torch.uint8).numpy().reshape(ROWS, -1)
+    dead = a == 0x20  # ModelOpt's byte for these is 0x38, or 0x01 where the block is merely tiny
+    expect(np.array_equal(a[~dead], b[~dead]), "ModelOpt's own block scales differ beyond dead blocks")
+    expect(abs(float(theirs["m0.weight_scale_2"]) / float(scale_2) - 1) < 2**-22, "ModelOpt's own second scale differs")
+    codes_a, codes_b = nibbles(theirs["m0.weight"]), nibbles(own._quantized_data)
+    alive = ~dead.repeat(16, 1)
+    n_other = int(((codes_a != codes_b) & alive & ~((codes_a & 7 == 0) & (codes_b & 7 == 0))).sum())
+    expect(n_other <= codes_a.size // 2000, f"{n_other} codes differ from ModelOpt's own")
+    print(f"modelopt: reads our file to our values; its own encoding differs in {int(dead.sum())} dead blocks and {n_other} codes on a tie's edge")
+
+
+def unshared_scales(work):
+    """q_a_proj and kv_a_proj_with_mqa each with a scale of its own."""
+    draft, out = os.path.join(work, "draft"), os.path.join(work, "unshared")
+    k3pack("synth", draft, "--preset", "tiny", "--quiet")
+    ignore = ["re:.*kv_b_proj$", "re:.*markov_head.*", "re:.*confidence_head.*", "re:.*embed_tokens$", "re:.*lm_head$"]
+    try:
+        from llmcompressor import model_free_ptq
+        model_free_ptq(model_stub=draft, save_directory=out, scheme="NVFP4A16", ignore=ignore, device="cpu")
+        how = "llm-compressor " + importlib.metadata.version("llmcompressor")
+    except ImportError:
+        os.makedirs(out, exist_ok=True)
+        tensors = {}
+        for name, w in load_file(os.path.join(draft, "model.safetensors")).items():
+            kept = w.dim() != 2 or any(part in name for part in ("kv_b_proj", "markov_head", "confidence_head", "embed_tokens"))
+            if kept:
+                tensors[name] = w
+            else:
+                tensors.update({f"{name[:-len('.weight')]}.{param}": value for param, value in library(w, "nvfp4").items()})
+        save_file(tensors, os.path.join(out, "model.safetensors"))
+        config = json.load(open(os.path.join(draft, "config.json")))
+        scheme = json.loads(scheme_of("nvfp4").model_dump_json())
+        config["quantization_config"] = {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized", "quantization_status": "compressed",
+                                         "config_groups": {"group_0": scheme}, "ignore": ignore}
+        json.dump(config, open(os.path.join(out, "config.json"), "w"))
+        how = "compressed-tensors, module by module (llmcompressor is not installed)"
+    said = k3pack("check", out, "--engine", "vllm", codes=(0, 1)).stderr
+    expect("FUS02" in said, f"unshared scales by {how}: no FUS02 in {said}")
+    print(f"unshared scales by {how}: FUS02")
+
+
+def main():
+    packages = ("torch", "compressed-tensors", "nvidia-modelopt", "safetensors", "numpy")
+    print("with " + ", ".join(f"{p} {importlib.metadata.version(p)}" for p in packages))
+    torch.manual_seed(0)
+    for name in ("nvfp4", "mxfp4", "mxfp8", "fp8", "fp8-block"):
+        with tempfile.TemporaryDirectory() as work:
+            equal_bytes(work, name)
+    for step in (bf16_tolerance, modelopt_reads, unshared_scales):
+        with tempfile.TemporaryDirectory() as work:
+            step(work)
+    print("FAILED" if failed else "passed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
