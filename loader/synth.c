@@ -19,6 +19,7 @@
 enum { CHUNK_NBYTES = 4 << 20, MAX_SHARDS = 99999 };
 
 #define INDEX_NAME "model.safetensors.index.json"
+#define HF_QUANT_NAME "hf_quant_config.json"
 
 struct shard {
   char name[64];
@@ -39,6 +40,7 @@ struct job {
   uint64_t n_shards, n_chunks;
   uint64_t n_committed;  // shards that have their names
   struct k3_output index, config, hf_quant;
+  bool has_hf_quant;
   struct k3_synth_normal *normal;
   unsigned char *scratch;  // [n_threads, CHUNK_NBYTES]
 };
@@ -253,6 +255,8 @@ static bool ends_with(const char *text, const char *end) {
 }
 
 static bool is_written_anew(const struct job *job, const char *name) {
+  if (strcmp(name, HF_QUANT_NAME) == 0)
+    return job->has_hf_quant;
   if (job->n_shards > 1 && strcmp(name, INDEX_NAME) == 0)
     return true;
   for (uint64_t s = 0; s < job->n_shards; s++)
@@ -261,7 +265,7 @@ static bool is_written_anew(const struct job *job, const char *name) {
   return false;
 }
 
-// Weights and indexes of another checkpoint in the folder would make two checkpoints one: refused, or removed when `replace` is set and the new files
+// Weights, indexes and the second config of another checkpoint in the folder would make two checkpoints one: refused, or removed when `replace` is set and the new files
 // are in place.
 static enum k3_status other_weights(const struct job *job, bool remove, struct k3_error *err) {
   DIR *dir = opendir(job->folder);
@@ -269,7 +273,8 @@ static enum k3_status other_weights(const struct job *job, bool remove, struct k
     return errno == ENOENT ? K3_OK : k3_fail_errno(err, errno, job->folder, "cannot list");
   enum k3_status status = K3_OK;
   for (struct dirent *entry; status == K3_OK && (entry = readdir(dir));) {
-    if (entry->d_name[0] == '.' || !(ends_with(entry->d_name, ".safetensors") || ends_with(entry->d_name, ".safetensors.index.json")))
+    if (entry->d_name[0] == '.' || !(ends_with(entry->d_name, ".safetensors") || ends_with(entry->d_name, ".safetensors.index.json") ||
+                                     strcmp(entry->d_name, HF_QUANT_NAME) == 0))
       continue;
     if (is_written_anew(job, entry->d_name) && (remove || job->options->replace))
       continue;
@@ -294,8 +299,9 @@ static enum k3_status write_all(struct job *job, struct k3_error *err) {
   if (!config)
     return K3_NO_MEMORY;
   enum k3_status status = text_file(job, "config.json", &job->config, config, strlen(config), err);
+  job->has_hf_quant = hf_quant != NULL;
   if (status == K3_OK && hf_quant)
-    status = text_file(job, "hf_quant_config.json", &job->hf_quant, hf_quant, strlen(hf_quant), err);
+    status = text_file(job, HF_QUANT_NAME, &job->hf_quant, hf_quant, strlen(hf_quant), err);
   k3_free(hf_quant);
   k3_free(config);
   K3_TRY(status);
