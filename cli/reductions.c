@@ -43,7 +43,8 @@ static enum k3_status stack_of_checkpoint(const struct k3_ckpt *ckpt, struct k3_
   enum k3_status status;
   K3_TRY_GOTO(status, out, k3_recipe_choose(ckpt, &recipe, &matched, err));
   if (!matched) {
-    status = k3_fail(err, K3_UNSUPPORTED, K3_CFG21, ckpt->source, NULL, "a checkpoint that a recipe fits (k3pack recipes)", "no recipe fits this checkpoint");
+    status = k3_fail(err, K3_UNSUPPORTED, K3_CFG21, ckpt->source, NULL, "a checkpoint that a recipe fits (k3pack recipes)",
+                     "no recipe fits this checkpoint");
     goto out;
   }
   K3_TRY_GOTO(status, out, k3_plan_map(ckpt, NULL, &recipe, &options, &plan, findings, err));
@@ -53,6 +54,9 @@ static enum k3_status stack_of_checkpoint(const struct k3_ckpt *ckpt, struct k3_
     status = K3_BAD_INPUT;
     goto out;
   }
+  uint64_t n_layers;
+  if (k3_recipe_eval(&recipe, ckpt->config, "num_hidden_layers", NULL, &n_layers, NULL) != K3_OK)
+    n_layers = K3_ALL_LAYERS;
   map = k3_calloc(recipe.n_modules, sizeof *map, err);
   status = map ? K3_OK : K3_NO_MEMORY;
   for (size_t m = 0; map && m < recipe.n_modules; m++) {
@@ -60,7 +64,7 @@ static enum k3_status stack_of_checkpoint(const struct k3_ckpt *ckpt, struct k3_
       map[n_map++] = (struct k3_manifest_pair){recipe.modules[m].into, recipe.modules[m].reduce_into};
   }
   if (map)
-    status = k3_stack_from_map(map, n_map, plan_has, &plan, stack, err);
+    status = k3_stack_from_map(map, n_map, n_layers, plan_has, &plan, stack, err);
 out:
   k3_free(map);
   k3_plan_free(&plan);
@@ -129,8 +133,12 @@ static void report_text(const struct k3_reduction_plan *plan) {
     else if (step->kind == K3_FLOW_BORDER)
       printf("           -- end of stage %u --\n", step->stage);
   }
-  printf("tp %u, pp %u: %llu all-reduces deferred into norms, %llu at once", plan->parallel.tp, plan->parallel.pp, (unsigned long long)plan->n_deferred,
-         (unsigned long long)plan->n_immediate);
+  if (plan->n_steps == 0) {
+    printf("no sum of this model is completed by a norm: every row-parallel product is reduced at once\n");
+    return;
+  }
+  printf("tp %u, pp %u: %llu all-reduces deferred into norms, %llu at once", plan->parallel.tp, plan->parallel.pp,
+         (unsigned long long)plan->n_deferred, (unsigned long long)plan->n_immediate);
   printf(plan->parallel.tp > 1 ? "; the embedding is replicated, logits are gathered once\n" : ": nothing is partial\n");
 }
 
@@ -146,11 +154,11 @@ int k3_inspect_reductions(struct k3_cli *cli, const struct k3_ckpt *ckpt, uint64
   const struct k3_parallel parallel = {.tp = (uint32_t)tp, .pp = (uint32_t)pp};
   enum k3_status status;
   if (ckpt->image.bytes && ckpt->image.manifest.tp_size > 0)
-    status = k3_fail(&err, K3_UNSUPPORTED, K3_RULE_NONE, ckpt->source, NULL, "the whole image, or the checkpoint", "one file of an image that was cut for %u ranks",
-                     ckpt->image.manifest.tp_size);
+    status = k3_fail(&err, K3_UNSUPPORTED, K3_RULE_NONE, ckpt->source, NULL, "the whole image, or the checkpoint",
+                     "one file of an image that was cut for %u ranks", ckpt->image.manifest.tp_size);
   else if (ckpt->image.bytes)
-    status = k3_stack_from_map(ckpt->image.manifest.reductions, ckpt->image.manifest.n_reductions, header_has, (void *)(uintptr_t)&ckpt->image, &stack,
-                               &err);
+    status = k3_stack_from_map(ckpt->image.manifest.reductions, ckpt->image.manifest.n_reductions, k3_manifest_n_layers(&ckpt->image.manifest),
+                               header_has, (void *)(uintptr_t)&ckpt->image, &stack, &err);
   else
     status = stack_of_checkpoint(ckpt, &stack, &findings, &err);
   if (status == K3_OK)

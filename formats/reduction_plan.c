@@ -3,6 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "formats/json_tree.h"
+
 typedef unsigned long long ull;  // for %llu
 
 enum { MAX_LAYERS = 1 << 16 };
@@ -46,19 +48,22 @@ static bool module_exists(k3_module_exists_fn exists, void *ctx, const char *nam
 struct builder {
   struct k3_stack *stack;
   size_t capacity;
+  uint64_t n_layers;
   k3_module_exists_fn exists;
   void *ctx;
   struct k3_error *err;
 };
 
-// The first alternative that exists, kept in the arena; *same_layer: its pattern has {i} itself.
+// The first alternative that exists, kept in the arena; *same_layer: its pattern has {i} itself. Behind the last layer of the model there is no next
+// one.
 static enum k3_status choose_norm(struct builder *b, const char *alternatives, uint64_t layer, const char *producer, const char **norm,
                                   bool *same_layer) {
   char name[1024];
   for (const char *at = alternatives; at;) {
     const char *end = strstr(at, " | ");
     size_t nbytes = end ? (size_t)(end - at) : strlen(at);
-    if (expand(at, nbytes, layer, name, sizeof name) && module_exists(b->exists, b->ctx, name)) {
+    bool next_layer = memmem(at, nbytes, "{i+1}", 5) != NULL;
+    if (!(next_layer && layer + 1 >= b->n_layers) && expand(at, nbytes, layer, name, sizeof name) && module_exists(b->exists, b->ctx, name)) {
       *same_layer = memmem(at, nbytes, "{i}", 3) != NULL;
       *norm = k3_arena_strndup(&b->stack->arena, name, strlen(name), b->err);
       return *norm ? K3_OK : K3_NO_MEMORY;
@@ -68,8 +73,8 @@ static enum k3_status choose_norm(struct builder *b, const char *alternatives, u
   return k3_fail(b->err, K3_BAD_INPUT, K3_IMG01, NULL, producer, alternatives, "none of the norms that could complete this sum is in the image");
 }
 
-// The norm that begins layer 0: what {i+1} would be behind a layer -1.
-static const char *first_norm(struct builder *b, const struct k3_manifest_pair *map, size_t n_map) {
+// The norm that begins a layer: what {i+1} is behind the layer before. NULL when there is none.
+static const char *first_norm(struct builder *b, const struct k3_manifest_pair *map, size_t n_map, uint64_t layer) {
   char name[1024], pattern[1024];
   for (size_t m = 0; m < n_map; m++) {
     const char *next = strstr(map[m].value, "{i+1}");
@@ -80,19 +85,28 @@ static const char *first_norm(struct builder *b, const struct k3_manifest_pair *
       begin = bar + 3;
     bar = strstr(begin, " | ");
     snprintf(pattern, sizeof pattern, "%.*s{i}%.*s", (int)(next - begin), begin, (int)((bar ? bar : begin + strlen(begin)) - next - 5), next + 5);
-    if (expand(pattern, strlen(pattern), 0, name, sizeof name) && module_exists(b->exists, b->ctx, name))
+    if (expand(pattern, strlen(pattern), layer, name, sizeof name) && module_exists(b->exists, b->ctx, name))
       return k3_arena_strndup(&b->stack->arena, name, strlen(name), b->err);
   }
   return NULL;
 }
 
-static enum k3_status add_branch(struct builder *b, const struct k3_manifest_pair *pair, uint64_t layer, const char *name) {
+// Whether a norm pattern lies in the producer's own layer.
+static bool is_in_layer(const char *alternatives) {
+  return strstr(alternatives, "{i}") != NULL;
+}
+
+static enum k3_status add_branch(struct builder *b, const struct k3_manifest_pair *map, size_t n_map, size_t m, uint64_t layer, const char *name) {
   struct k3_stack *stack = b->stack;
-  struct k3_sum sum = {.layer = layer};
-  bool same_layer = false;
-  K3_TRY(choose_norm(b, pair->value, layer, name, &sum.norm, &same_layer));
-  if (stack->n_sums > 0 && strcmp(stack->sums[stack->n_sums - 1].norm, sum.norm) == 0)
-    return K3_OK;  // shared and routed experts: one norm takes both
+  struct k3_sum sum = {.layer = layer}, *last = stack->n_sums > 0 ? &stack->sums[stack->n_sums - 1] : NULL;
+  bool same_layer = false, prediction = layer >= b->n_layers;
+  if (!prediction || is_in_layer(map[m].value))
+    K3_TRY(choose_norm(b, map[m].value, layer, name, &sum.norm, &same_layer));
+  // Shared and routed experts: one norm takes both.
+  if (last && last->layer == layer && (sum.norm && last->norm ? strcmp(last->norm, sum.norm) == 0 : last->norm == sum.norm))
+    return K3_OK;
+  if (!last || (prediction && last->layer != layer))
+    sum.starts = first_norm(b, map, n_map, layer);
   sum.producer = k3_arena_strndup(&stack->arena, name, strlen(name), b->err);
   if (!sum.producer)
     return K3_NO_MEMORY;
@@ -113,23 +127,34 @@ static enum k3_status add_layers(struct builder *b, const struct k3_manifest_pai
       if ((!of_layer && layer > 0) || !expand(map[m].key, strlen(map[m].key), layer, name, sizeof name) || !module_exists(b->exists, b->ctx, name))
         continue;
       any = true;
-      K3_TRY(add_branch(b, &map[m], layer, name));
-      b->stack->n_layers = layer + 1;
+      K3_TRY(add_branch(b, map, n_map, m, layer, name));
+      if (layer < b->n_layers)
+        b->stack->n_layers = layer + 1;
     }
   }
   return K3_OK;
 }
 
-enum k3_status k3_stack_from_map(const struct k3_manifest_pair *map, size_t n_map, k3_module_exists_fn exists, void *ctx, struct k3_stack *stack,
-                                 struct k3_error *err) {
-  struct builder b = {stack, 0, exists, ctx, err};
+enum k3_status k3_stack_from_map(const struct k3_manifest_pair *map, size_t n_map, uint64_t n_layers, k3_module_exists_fn exists, void *ctx,
+                                 struct k3_stack *stack, struct k3_error *err) {
+  struct builder b = {stack, 0, n_layers, exists, ctx, err};
   *stack = (struct k3_stack){0};
   enum k3_status status = add_layers(&b, map, n_map);
-  if (status == K3_OK && stack->n_sums > 0)
-    stack->sums[0].starts = first_norm(&b, map, n_map);
   if (status != K3_OK)
     k3_stack_free(stack);
   return status;
+}
+
+uint64_t k3_manifest_n_layers(const struct k3_manifest *manifest) {
+  json_t *model;
+  if (manifest->family && strcmp(manifest->family, "k3-dspark") == 0)
+    return manifest->dspark.n_layers;
+  if (!manifest->model_json || k3_json_tree_parse(manifest->model_json, strlen(manifest->model_json), K3_IMG01, NULL, &model, NULL) != K3_OK)
+    return K3_ALL_LAYERS;
+  const json_t *n_layers = json_object_get(model, "num_hidden_layers");
+  uint64_t n = json_is_integer(n_layers) && json_integer_value(n_layers) > 0 ? (uint64_t)json_integer_value(n_layers) : K3_ALL_LAYERS;
+  json_decref(model);
+  return n;
 }
 
 void k3_stack_free(struct k3_stack *stack) {

@@ -97,8 +97,13 @@ typedef bool (*k3_module_exists_fn)(void *ctx, const char *module);
 // The stack of a manifest's reductions map: for every {i} the producers that exist, in the map's order, and the first of a norm's alternatives
 // (separated by " | ") that exists. A branch whose norm lies in its own layer is an attention, one with ".experts" or "moe" in its name an MoE. IMG01
 // when no alternative exists. On failure *stack is empty. The manifest's strings are copied.
-enum k3_status k3_stack_from_map(const struct k3_manifest_pair *map, size_t n_map, k3_module_exists_fn exists, void *ctx, struct k3_stack *stack,
-                                 struct k3_error *err);
+//   n_layers  the layers of the model itself, K3_ALL_LAYERS if nothing else carries layer names; those behind are prediction (MTP) blocks, each a stream
+//             of its own, whose output something else than a norm reads
+#define K3_ALL_LAYERS UINT64_MAX
+enum k3_status k3_stack_from_map(const struct k3_manifest_pair *map, size_t n_map, uint64_t n_layers, k3_module_exists_fn exists, void *ctx,
+                                 struct k3_stack *stack, struct k3_error *err);
+// That number in a manifest's model; K3_ALL_LAYERS when it has none.
+uint64_t k3_manifest_n_layers(const struct k3_manifest *manifest);
 void k3_stack_free(struct k3_stack *stack);
 
 // Derives the plan and verifies it. The names stay the stack's. K3_BAD_ARGUMENT: a setting of 0, more stages than layers, a tap that is no layer. On

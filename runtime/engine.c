@@ -84,7 +84,7 @@ static enum k3_status plan_reductions(struct k3_engine *engine, struct k3_error 
   const struct k3_manifest *manifest = &engine->image->manifest;
   const uint64_t n_layers = engine->model.n_layers;
   const struct k3_parallel parallel = {.tp = engine->tp_size, .pp = 1};
-  K3_TRY(k3_stack_from_map(manifest->reductions, manifest->n_reductions, module_exists, engine, &r->stack, err));
+  K3_TRY(k3_stack_from_map(manifest->reductions, manifest->n_reductions, n_layers, module_exists, engine, &r->stack, err));
   K3_TRY(k3_reduction_plan_make(&r->stack, &parallel, &r->plan, err));
   struct {
     const struct k3_flow ***list;

@@ -67,7 +67,7 @@ static enum k3_status stack_of_range(struct k3_moe *moe, const struct k3_weights
   struct images images = {source, moe->model.n_layers};
   struct k3_stack *stack = &moe->stack;
   size_t n = 0;
-  K3_TRY(k3_stack_from_map(manifest->reductions, manifest->n_reductions, module_exists, &images, stack, err));
+  K3_TRY(k3_stack_from_map(manifest->reductions, manifest->n_reductions, moe->model.n_layers, module_exists, &images, stack, err));
   for (size_t s = 0; s < stack->n_sums; s++) {
     if (stack->sums[s].layer < o->first_layer || stack->sums[s].layer >= o->first_layer + o->n_layers)
       continue;

@@ -178,7 +178,7 @@ static bool exists_below(void *ctx, const char *module) {
 static struct k3_stack drafter(unsigned n_layers) {
   struct k3_stack stack;
   struct k3_error err = {0};
-  assert_int_equal(k3_stack_from_map(MAP, 2, exists_below, &n_layers, &stack, &err), K3_OK);
+  assert_int_equal(k3_stack_from_map(MAP, 2, K3_ALL_LAYERS, exists_below, &n_layers, &stack, &err), K3_OK);
   return stack;
 }
 
@@ -233,7 +233,7 @@ static void a_sum_without_a_norm_is_named(void **state) {
   struct k3_stack stack;
   struct k3_error err = {0};
   unsigned n_layers = 2;
-  assert_int_equal(k3_stack_from_map(MAP, 2, without_final_norm, &n_layers, &stack, &err), K3_BAD_INPUT);
+  assert_int_equal(k3_stack_from_map(MAP, 2, K3_ALL_LAYERS, without_final_norm, &n_layers, &stack, &err), K3_BAD_INPUT);
   assert_int_equal(err.rule, K3_IMG01);
   assert_string_equal(err.tensor, "model.layers.1.mlp.down_proj");
 }
@@ -250,10 +250,29 @@ static void experts_of_one_norm_are_one_sum(void **state) {
                                                 {"m.{i}.mlp.experts.{e}.down_proj", "m.{i+1}.in_norm | m.norm"},
                                                 {"m.{i}.mlp.shared_experts.down_proj", "m.{i+1}.in_norm | m.norm"}};
   struct k3_stack stack;
-  assert_int_equal(k3_stack_from_map(map, 3, moe_exists, NULL, &stack, NULL), K3_OK);
+  assert_int_equal(k3_stack_from_map(map, 3, K3_ALL_LAYERS, moe_exists, NULL, &stack, NULL), K3_OK);
   assert_int_equal(stack.n_sums, 2);
   assert_int_equal(stack.sums[1].kind, K3_SUM_MOE);
   assert_string_equal(stack.sums[0].starts, "m.0.in_norm");
+  k3_stack_free(&stack);
+}
+
+// A layer behind the model's own is a prediction block: a stream of its own, whose last sum something else reads; the model ends with its final norm.
+static void prediction_blocks_begin_and_end_on_their_own(void **state) {
+  (void)state;
+  struct k3_stack stack;
+  struct k3_reduction_plan plan;
+  unsigned n_present = 4;
+  assert_int_equal(k3_stack_from_map(MAP, 2, 3, exists_below, &n_present, &stack, NULL), K3_OK);
+  assert_int_equal(stack.n_layers, 3);
+  assert_int_equal(stack.n_sums, 8);
+  assert_string_equal(stack.sums[5].norm, "model.final_norm");
+  assert_string_equal(stack.sums[6].starts, "model.layers.3.input_layernorm");
+  assert_null(stack.sums[7].norm);
+  assert_int_equal(k3_reduction_plan_make(&stack, &(struct k3_parallel){.tp = 4, .pp = 1}, &plan, NULL), K3_OK);
+  assert_int_equal(plan.n_deferred, 7);
+  assert_int_equal(plan.n_immediate, 1);
+  k3_reduction_plan_free(&plan);
   k3_stack_free(&stack);
 }
 
@@ -551,6 +570,7 @@ int main(void) {
       cmocka_unit_test(settings_that_make_no_sense_are_refused),
       cmocka_unit_test(a_sum_without_a_norm_is_named),
       cmocka_unit_test(experts_of_one_norm_are_one_sum),
+      cmocka_unit_test(prediction_blocks_begin_and_end_on_their_own),
       cmocka_unit_test(sound_plans_agree_in_numbers),
       cmocka_unit_test(mutations_are_named_and_show_in_numbers),
       cmocka_unit_test(gathers_are_followed),
