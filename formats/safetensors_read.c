@@ -13,7 +13,7 @@
 typedef unsigned long long ull;  // for %llu
 
 // What an entry of the smallest size takes in the text, comma included: "a":{"dtype":"U8","shape":[],"data_offsets":[0,0]},
-enum { MIN_ENTRY_NBYTES = 51 };
+enum { MIN_ENTRY_NBYTES = 51, SHAPES_LOOKED_BACK = 8 };
 
 struct st_parser {
   struct k3_json json;
@@ -238,6 +238,24 @@ static enum k3_status check_name(struct st_parser *parser, struct k3_json_text n
   return K3_OK;
 }
 
+// Thousands of experts have a handful of shapes, which take turns: one kept copy serves them all.
+static enum k3_status keep_shape(struct st_parser *parser, struct k3_st_tensor *tensor, const uint64_t *shape, struct k3_error *err) {
+  size_t nbytes = tensor->rank * sizeof *shape, n = parser->header->n_tensors;
+  for (size_t back = 1; back <= SHAPES_LOOKED_BACK && back <= n; back++) {
+    const struct k3_st_tensor *earlier = &parser->header->tensors[n - back];
+    if (earlier->rank == tensor->rank && memcmp(earlier->shape, shape, nbytes) == 0) {
+      tensor->shape = earlier->shape;
+      return K3_OK;
+    }
+  }
+  uint64_t *kept = k3_arena_alloc(&parser->header->arena, nbytes, err);
+  if (!kept)
+    return K3_NO_MEMORY;
+  memcpy(kept, shape, nbytes);
+  tensor->shape = kept;
+  return K3_OK;
+}
+
 static enum k3_status parse_tensor(struct st_parser *parser, struct k3_json_text name) {
   struct k3_st_header *header = parser->header;
   struct k3_error *err = parser->json.err;
@@ -253,11 +271,7 @@ static enum k3_status parse_tensor(struct st_parser *parser, struct k3_json_text
     return FAIL(parser, K3_CNT07, tensor.name, "each name once", "the header names this tensor twice");
   K3_TRY(parse_fields(parser, &tensor, shape));
   K3_TRY(check_nbytes(parser, &tensor, shape));
-  uint64_t *kept = k3_arena_alloc(&header->arena, tensor.rank * sizeof *kept, err);
-  if (!kept)
-    return K3_NO_MEMORY;
-  memcpy(kept, shape, tensor.rank * sizeof *kept);
-  tensor.shape = kept;
+  K3_TRY(keep_shape(parser, &tensor, shape, err));
   unsigned align_nbytes = k3_dtype_bits((enum k3_dtype)tensor.dtype) / 8;
   header->n_misaligned += align_nbytes > 1 && (header->data_begin + tensor.begin) % align_nbytes != 0;
   assert(header->n_tensors < parser->capacity);  // an entry that got here is at least MIN_ENTRY_NBYTES long

@@ -237,6 +237,7 @@ static enum k3_status add_stack(struct layout *l, size_t first, size_t last, str
 static enum k3_status draft_modules(struct layout *l, struct k3_findings *findings, struct k3_error *err) {
   struct k3_plan *plan = l->plan;
   K3_TRY(prepare_modules(l, err));
+  K3_TRY(k3_grow(&plan->pieces, &plan->pieces_capacity, plan->n_shards, sizeof *plan->pieces, err));  // one each; growing would leave holes
   for (size_t s = 0; s < plan->n_shards; s++) {
     struct k3_plan_shard *shard = &plan->shards[s];
     const struct k3_recipe_module *module = shard->mapped.module == K3_MODULE_CARRY ? NULL : &plan->recipe->modules[shard->mapped.module];
