@@ -54,12 +54,19 @@ static struct instance look_at(const struct k3_plan *plan, size_t first, size_t 
   return w;
 }
 
-// Attention heads stay whole.
+// Attention heads stay whole: the first factor of a projection's rows (or columns, when those are cut) in the recipe, as in "N*P + N*R" or "G*D".
 static enum k3_status heads_of(const struct k3_plan *plan, const struct k3_recipe_module *module, uint64_t *n_units, struct k3_error *err) {
   *n_units = 0;
-  if (!strstr(module->name, "self_attn.") || module->tp == K3_TP_VOCAB)
+  const char *extent = module->n_params > 0 && module->params[0].rank == 2 ? module->params[0].shape[module->tp == K3_TP_ROW] : NULL;
+  size_t n = extent ? strcspn(extent, "*+ ") : 0;
+  if (!strstr(module->name, "self_attn.") || module->tp == K3_TP_VOCAB || n == 0)
     return K3_OK;
-  return k3_recipe_eval(plan->recipe, plan->mapper.config, "num_attention_heads", NULL, n_units, err);
+  char factor[64] = "num_attention_heads";  // of a width that is one symbol
+  if (extent[n] == '*' && n < sizeof factor) {
+    memcpy(factor, extent, n);
+    factor[n] = '\0';
+  }
+  return k3_recipe_eval(plan->recipe, plan->mapper.config, factor, NULL, n_units, err);
 }
 
 static bool is_kept_whole(enum k3_param param) {

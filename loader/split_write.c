@@ -46,8 +46,8 @@ static bool is_ours(const char *name) {
   return strcmp(name, "." K3_SPLIT_SHARED_NAME ".k3tmp") == 0;
 }
 
-// Removes a folder of ours with everything in it; a stranger among the files is left, and then the folder.
-static void remove_folder(const char *path) {
+// Removes our files from a folder; strangers are left.
+static void remove_files(const char *path) {
   DIR *dir = opendir(path);
   if (!dir)
     return;
@@ -56,6 +56,11 @@ static void remove_folder(const char *path) {
       unlinkat(dirfd(dir), entry->d_name, 0);
   }
   closedir(dir);
+}
+
+// The folder too, unless a stranger is in it.
+static void remove_folder(const char *path) {
+  remove_files(path);
   rmdir(path);
 }
 
@@ -108,6 +113,7 @@ static enum k3_status folder_create(struct folder *folder, const char *path, boo
     folder->fd = -1;
     return k3_fail(err, K3_EXISTS, K3_RULE_NONE, path, NULL, "one conversion at a time", "another process is writing this output");
   }
+  remove_files(folder->temp);  // what an interrupted conversion left, maybe for another number of ranks
   return K3_OK;
 }
 
@@ -171,12 +177,18 @@ enum k3_status k3_split_write(const struct k3_plan *mapped, uint32_t tp, const s
   K3_TRY(k3_output_not_input(options->path, mapped->ckpt, err));
   if (mapped->target)
     K3_TRY(k3_output_not_input(options->path, mapped->target, err));
+  size_t n_path = strlen(options->path);
+  while (n_path > 1 && options->path[n_path - 1] == '/')
+    n_path--;
+  char *path = k3_strndup(options->path, n_path, err);
+  if (!path)
+    return K3_NO_MEMORY;
   identities = k3_calloc(tp, sizeof *identities, err);
   seals = k3_calloc(tp, sizeof *seals, err);
   status = identities && seals ? K3_OK : K3_NO_MEMORY;
   if (status != K3_OK)
     goto out;
-  K3_TRY_GOTO(status, out, folder_create(&folder, options->path, options->replace, err));
+  K3_TRY_GOTO(status, out, folder_create(&folder, path, options->replace, err));
   for (uint32_t r = 0; r < tp; r++) {
     K3_TRY_GOTO(status, out, write_part(mapped, tp, (int32_t)r, NULL, &folder, options, &one, findings, err));
     memcpy(identities[r], one.identity, sizeof identities[r]);
@@ -191,6 +203,7 @@ enum k3_status k3_split_write(const struct k3_plan *mapped, uint32_t tp, const s
   status = folder_commit(&folder, options->replace, err);
 out:
   folder_close(&folder);
+  k3_free(path);
   k3_free(identities);
   k3_free(seals);
   return status;

@@ -162,6 +162,8 @@ static enum k3_status open_image(struct k3_engine *engine, const struct k3_engin
                    (unsigned long long)engine->model.block_width);
   if (options->check_digests)
     K3_TRY(check_digests(engine->image, options->progress, err));
+  if (options->check_digests && engine->slices.bytes)
+    K3_TRY(check_digests(&engine->slices, options->progress, err));
   if ((manifest->tp_size > 0) != (engine->slices.bytes != NULL))
     return k3_fail(err, K3_BAD_ARGUMENT, K3_RULE_NONE, NULL, NULL, "the folder that holds it", "one file of an image that was cut for %u ranks",
                    manifest->tp_size);

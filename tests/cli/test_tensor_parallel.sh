@@ -71,6 +71,21 @@ expect 2 "$K3PACK" convert draft -o tp2 --tp 2 --target target --force
 [ -e tp2/mine ] && [ -e tp2/rank-3-of-4.safetensors ] || fail "another's file is gone"
 expect 2 "$K3PACK" convert draft -o draft/inside --tp 2
 
+# What an interrupted conversion left is gone with the next one; two at a time exclude each other; a slash at the end is no name.
+mkdir .late.k3tmp
+cp again/rank-0-of-2.safetensors .late.k3tmp/rank-7-of-8.safetensors
+cp again/rank-0-of-2.safetensors .late.k3tmp/.rank-6-of-8.safetensors.k3tmp
+if command -v flock >/dev/null; then
+  flock .late.k3tmp sleep 2 &
+  sleep 0.5
+  expect 2 "$K3PACK" convert draft -o late --tp 2 --target target
+  grep -q 'another process' err || fail "no lock: $(cat err)"
+  wait
+fi
+"$K3PACK" convert draft -o late/ --tp 2 --target target --quiet
+[ "$(ls -A late | tr '\n' ' ')" = "rank-0-of-2.safetensors rank-1-of-2.safetensors shared.safetensors " ] || fail "left over: $(ls -A late)"
+[ ! -e .late.k3tmp ] || fail "the temporary folder is still there"
+
 # FP8 blocks of 128 rows: the tiny drafter is too small for two ranks, and that is said.
 "$K3PACK" synth blocks --preset tiny --quant fp8-block --quiet
 expect 5 "$K3PACK" convert blocks -o blocks2 --tp 2
