@@ -12,7 +12,7 @@
 struct k3_comm;
 struct k3_comm_ops {
   // values[i] = the FP32 sum over the ranks, added in rank order, so that every rank gets the same bits and no schedule changes them. In place.
-  //   step    what is summed, for messages; all ranks give the same text. It must live until the next step
+  //   step    what is summed, for messages; all ranks give the same text
   //   values  [n], n alike on all ranks (0 is fine), in the memory of the backend
   //   stream  NULL on a CPU
   enum k3_status (*all_reduce)(struct k3_comm *comm, const char *step, float *values, uint64_t n, void *stream, struct k3_error *err);

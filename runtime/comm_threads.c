@@ -17,7 +17,7 @@ struct seat {
   uint64_t n_arrived;  // barriers entered
   uint64_t n_steps;    // collectives begun
   enum kind kind;
-  const char *step;  // "" before the first
+  char step[128];  // a copy, since a rank that leaves takes its own texts along; "" before the first
   const void *data;
   uint64_t n;
   bool gone;
@@ -147,7 +147,7 @@ static enum k3_status begin_step(struct comm_threads *self, enum kind kind, cons
   pthread_mutex_lock(&group->mutex);
   seat->n_steps++;
   seat->kind = kind;
-  seat->step = step;
+  snprintf(seat->step, sizeof seat->step, "%s", step);
   seat->data = data;
   seat->n = n;
   enum k3_status status = group->failed ? give_error(group, err) : meet(group, self->comm.rank, err);
@@ -262,7 +262,6 @@ enum k3_status k3_comm_threads_create(int size, double bound_seconds, struct k3_
       k3_free(group);
       return K3_NO_MEMORY;
     }
-    group->seats[r].step = "";
     *self = (struct comm_threads){{&OPS, r, size}, group};
     comms[r] = &self->comm;
   }
