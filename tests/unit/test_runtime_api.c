@@ -121,6 +121,33 @@ static void test_markov_dependence(void **state) {
   rig_close(&r);
 }
 
+// Ties go to the lowest id, within one work item of the vocabulary (256 ids) and between two.
+static void test_ties_go_to_the_lowest_id(void **state) {
+  (void)state;
+  static const struct {
+    uint64_t rows[3], n_rows;
+    int64_t expected;
+  } cases[] = {{{0}, 0, 0}, {{9, 5, 300}, 3, 5}, {{300, 9}, 2, 9}, {{319, 300}, 2, 300}};
+  struct rig r;
+  rig_open(&r, &WIDE_F32);
+  uint64_t n;
+  memset(fixture_data(&r.fixture, "lm_head.weight", &n), 0, r.m->vocab_size * r.m->hidden_size * sizeof(float));
+  float *w1 = fixture_data(&r.fixture, "model.markov_head.markov_w1.weight", &n);
+  const float one = 1;
+  for (uint64_t i = 0; i < n; i++)
+    memcpy((unsigned char *)w1 + 4 * i, &one, sizeof one);
+  unsigned char *w2 = fixture_data(&r.fixture, "model.markov_head.markov_w2.weight", &n);
+  for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
+    memset(w2, 0, n * sizeof(float));
+    for (uint64_t i = 0; i < cases[k].n_rows * r.m->markov_rank; i++)
+      memcpy(w2 + 4 * (cases[k].rows[i / r.m->markov_rank] * r.m->markov_rank + i % r.m->markov_rank), &one, sizeof one);
+    rig_run(&r);
+    for (uint64_t i = 0; i < r.m->block_width; i++)
+      assert_int_equal(r.draft_ids[i], cases[k].expected);
+  }
+  rig_close(&r);
+}
+
 // Any thread count gives the same bits.
 static void test_thread_count_does_not_show(void **state) {
   (void)state;
@@ -702,6 +729,7 @@ int main(void) {
       cmocka_unit_test(test_context_boundaries),
       cmocka_unit_test(test_context_is_invariant_to_input_layernorm),
       cmocka_unit_test(test_markov_dependence),
+      cmocka_unit_test(test_ties_go_to_the_lowest_id),
       cmocka_unit_test(test_thread_count_does_not_show),
       cmocka_unit_test(test_64_requests_and_block_sizes),
       cmocka_unit_test(test_zero_rows),
