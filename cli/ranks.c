@@ -71,6 +71,7 @@ static enum k3_status open_rank(void *ctx, int rank, struct k3_engine *none, str
   const struct opening *opening = ctx;
   struct k3_engine_options options = opening->options;
   (void)none;
+  options.device += rank;  // a GPU for each
   options.tp_rank = rank;
   options.tp_size = opening->ranks->n;
   options.comm = opening->ranks->comms ? opening->ranks->comms[rank] : NULL;
