@@ -60,6 +60,15 @@ static enum k3_status expect_word(const struct loader *loader, const char *path,
   return text && strcmp(text, word) == 0 ? K3_OK : wrong(loader, path, word, item);
 }
 
+// How a projection's components turn; the modules' names hold dots of their own.
+static enum k3_status expect_rotation(const struct loader *loader, const char *module, const char *layout) {
+  const json_t *item = json_object_get(json_object_get(at(loader->root, "rotation"), module), "layout");
+  const char *text = json_string_value(item);
+  char path[96];
+  snprintf(path, sizeof path, "rotation.%s.layout", module);
+  return text && strcmp(text, layout) == 0 ? K3_OK : wrong(loader, path, layout, item);
+}
+
 // Which layers are marked in a list of 0 and 1 or of words; `word` marks one.
 static enum k3_status read_marks(const struct loader *loader, const char *path, const char *word, uint64_t n, bool *marks) {
   const json_t *list = at(loader->root, path);
@@ -107,7 +116,7 @@ static enum k3_status load_minimax_m3(const struct loader *loader, struct k3_moe
   K3_TRY(read_u64(loader, "shared_intermediate_size", 1, MAX_WIDTH, &m->shared_size));
   K3_TRY(read_marks(loader, "moe_layers", "sparse", m->n_layers, m->is_moe));
   K3_TRY(read_marks(loader, "sparse_layers", "minimax_m3_sparse", m->n_layers, m->is_sparse));
-  K3_TRY(expect_word(loader, "rotation.self_attn.q_proj.layout", "half-split"));
+  K3_TRY(expect_rotation(loader, "self_attn.q_proj", "half-split"));
   K3_TRY(read_u64(loader, "index.block_size", 1, MAX_WIDTH, &block));
   K3_TRY(read_u64(loader, "index.topk_blocks", 1, MAX_WIDTH, &n_blocks));
   m->max_dense_keys = block * n_blocks;
@@ -146,8 +155,8 @@ static enum k3_status load_deepseek_v32(const struct loader *loader, struct k3_m
   m->renormalise = !json_is_false(renormalise);
   K3_TRY(expect_word(loader, "norm.flavour", "plain"));
   K3_TRY(expect_word(loader, "activation.name", "silu"));
-  K3_TRY(expect_word(loader, "rotation.self_attn.q_b_proj.layout", "interleaved"));
-  K3_TRY(expect_word(loader, "rotation.self_attn.kv_a_proj_with_mqa.layout", "interleaved"));
+  K3_TRY(expect_rotation(loader, "self_attn.q_b_proj", "interleaved"));
+  K3_TRY(expect_rotation(loader, "self_attn.kv_a_proj_with_mqa", "interleaved"));
   K3_TRY(read_u64(loader, "q_lora_rank", 1, MAX_WIDTH, &m->q_lora_rank));
   K3_TRY(read_u64(loader, "kv_lora_rank", 1, MAX_WIDTH, &m->kv_lora_rank));
   K3_TRY(read_u64(loader, "qk_nope_head_dim", 1, MAX_HEAD, &m->qk_nope_head_dim));
