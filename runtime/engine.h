@@ -16,19 +16,19 @@ struct k3_reductions {
 };
 
 struct k3_engine {
-  struct k3_mapping mapping;      // empty when the image is the caller's
-  struct k3_image opened;         // likewise
+  struct k3_mapping mapping;         // empty when the image is the caller's
+  struct k3_image opened;            // likewise
   struct k3_mapping slices_mapping;  // of a folder: the rank's own file
   struct k3_image slices;
-  const struct k3_image *image;   // whole, or a folder's shared file
+  const struct k3_image *image;  // whole, or a folder's shared file
   uint32_t tp_rank, tp_size;
-  uint64_t n_heads;               // of this rank
-  struct k3_comm *comm;           // NULL with one rank
-  struct k3_dspark_model model;   // block_width as asked for
+  uint64_t n_heads;              // of this rank
+  struct k3_comm *comm;          // NULL with one rank
+  struct k3_dspark_model model;  // block_width as asked for
   struct k3_weights weights;
   struct k3_backend *backend;
   struct k3_engine_info info;
-  float *inv_freq;                // backend memory [R/2]
+  float *inv_freq;  // backend memory [R/2]
   struct k3_rope_table rope;
   float softmax_scale;
   struct k3_reductions reductions;
@@ -43,13 +43,13 @@ struct k3_session {
   struct k3_exec *exec;
   struct k3_session_options options;  // defaults filled in
   // Backend memory, in activations unless typed. Rows: n = max_context_rows, q = max_requests * T.
-  void *joined, *projected, *context, *kv_rows;          // [n, A*Ht], [n, H], [n, H], [n, L*E]
-  void *residual, *normed, *branch;                      // [q, H]
-  void *latents, *q_a, *q, *query, *latent, *heads;      // [q, Rq+E], [q, Rq], [q, N*D], [q, N*E], [q, N*Rk], [q, N*Vd]
-  void *gate_up, *gated;                                 // [q, 2I], [q, I]
-  float *base_logits;                                    // [q, V]
-  float *logits_part, *logits_parts;                     // [q, V / ranks], [q, V]; with one rank NULL
-  int64_t *positions, *slots, *n_keys, *ids;             // [q], [q], [max_requests], [q]
+  void *joined, *projected, *context, *kv_rows;      // [n, A*Ht], [n, H], [n, H], [n, L*E]
+  void *residual, *normed, *branch;                  // [q, H]
+  void *latents, *q_a, *q, *query, *latent, *heads;  // [q, Rq+E], [q, Rq], [q, N*D], [q, N*E], [q, N*Rk], [q, N*Vd]
+  void *gate_up, *gated;                             // [q, 2I], [q, I]
+  float *base_logits;                                // [q, V]
+  float *logits_part, *logits_parts;                 // [q, V / ranks], [q, V]; with one rank NULL
+  int64_t *positions, *slots, *n_keys, *ids;         // [q], [q], [max_requests], [q]
 };
 
 // forward.c: the two passes as lists of steps. Arguments have been checked.

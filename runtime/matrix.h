@@ -24,8 +24,8 @@ struct k3_matrix {
 };
 
 struct k3_vector {
-  const void *data;    // backend memory; NULL: absent
-  enum k3_dtype dtype; // BF16, F16 or F32
+  const void *data;     // backend memory; NULL: absent
+  enum k3_dtype dtype;  // BF16, F16 or F32
   uint64_t n;
 };
 

@@ -8,9 +8,10 @@
 //
 // Errors: calls return K3_OK or fill *err (base/error.h; may be NULL). After a failed append or draft the outputs and the cache rows it would have
 // written are unspecified; engine, session and all other rows are as before. Threads: one call at a time per session; sessions of one engine are
-// independent; with several ranks an engine has one session at a time, all ranks make the same calls in the same order, each on a cache of its own, and
-// a failure of one ends the others' calls with K3_COMM. Ownership: a create or open gives a handle that its free takes back (NULL is a no-op); everything else is borrowed for the duration
-// of the call. Letters in shapes: H hidden, Ht target hidden, A taps, L layers, E cached row (latent rank + rotary width), V vocabulary, T block.
+// independent; with several ranks an engine has one session at a time, all ranks make the same calls in the same order, each on a cache of its own,
+// and a failure of one ends the others' calls with K3_COMM. Ownership: a create or open gives a handle that its free takes back (NULL is a no-op);
+// everything else is borrowed for the duration of the call. Letters in shapes: H hidden, Ht target hidden, A taps, L layers, E cached row (latent
+// rank + rotary width), V vocabulary, T block.
 #ifndef K3_RUNTIME_RUNTIME_H
 #define K3_RUNTIME_RUNTIME_H
 
@@ -30,29 +31,29 @@ struct k3_array {
   void *data;
   enum k3_memory memory;  // must be what the backend works on (k3_engine_info), unless a parameter says otherwise
   enum k3_dtype dtype;
-  uint64_t row_nbytes;    // distance of rows; 0: rows stand next to each other
+  uint64_t row_nbytes;  // distance of rows; 0: rows stand next to each other
 };
 
-struct k3_engine_options {     // all zero is a good start
-  const char *backend;         // "cpu" (also NULL), or "cuda": K3_UNSUPPORTED with what is missing where plug-in, driver or device are
-  int device;                  // number of the GPU
-  int tp_rank, tp_size;        // tensor parallel; size 0 means 1. The image is whole, or a folder that `convert --tp` wrote for so many ranks
-  struct k3_comm *comm;        // this rank's communicator (runtime/comm.h), which must outlive the engine; NULL with one rank
-  uint64_t block_width;        // T; 0: the image's. Another one changes every prediction, since a block attends to itself
+struct k3_engine_options {  // all zero is a good start
+  const char *backend;      // "cpu" (also NULL), or "cuda": K3_UNSUPPORTED with what is missing where plug-in, driver or device are
+  int device;               // number of the GPU
+  int tp_rank, tp_size;     // tensor parallel; size 0 means 1. The image is whole, or a folder that `convert --tp` wrote for so many ranks
+  struct k3_comm *comm;     // this rank's communicator (runtime/comm.h), which must outlive the engine; NULL with one rank
+  uint64_t block_width;     // T; 0: the image's. Another one changes every prediction, since a block attends to itself
   // Embedding and head of the target, used instead of the image's: [V, H] BF16, F16 or F32. They must outlive the engine.
   struct k3_array embed_tokens, lm_head;
-  bool check_digests;          // check every byte of the image against its digests, not only header, manifest and tables
+  bool check_digests;            // check every byte of the image against its digests, not only header, manifest and tables
   struct k3_progress *progress;  // of loading; NULL: nobody watches
 };
 
 struct k3_engine_info {
   uint64_t hidden_size, target_hidden_size, n_taps, n_layers, row_width, latent_rank, vocab_size, max_positions, mask_token_id;
   uint64_t block_width, image_block_width;       // T in use, and the one the image was made for
-  enum k3_memory memory;            // where arrays and caches must lie
-  enum k3_dtype activation_dtype;   // F32 or BF16: also the natural dtype of the cache
+  enum k3_memory memory;                         // where arrays and caches must lie
+  enum k3_dtype activation_dtype;                // F32 or BF16: also the natural dtype of the cache
   bool has_embedding, has_head, has_confidence;  // without embedding or head a draft is refused
   uint64_t context_nbytes, draft_nbytes;         // weight bytes that one append and one draft read
-  char identity[65];                // the image's seal, hex
+  char identity[65];                             // the image's seal, hex
 };
 
 // Opens an image: maps it, checks header, manifest and seal (IMG01, IMG02, IMG03), binds the weights. A tensor that is missing or has another shape
@@ -73,9 +74,9 @@ K3_API enum k3_status k3_memory_read(struct k3_engine *engine, void *host_dst, c
 //   address of layer i, slot s: layers[i] + (s / block_size) * block_nbytes + (s % block_size) * row_nbytes
 struct k3_cache {
   enum k3_memory memory;
-  enum k3_dtype dtype;        // F32, BF16, F8_E4M3, F8_E5M2; all layers alike
-  void *const *layers;        // [L] base addresses (the list itself is host memory)
-  const float *scales;        // [L] host, FP8 only: stored = saturate(value / scale), read = stored * scale; NULL: 1
+  enum k3_dtype dtype;  // F32, BF16, F8_E4M3, F8_E5M2; all layers alike
+  void *const *layers;  // [L] base addresses (the list itself is host memory)
+  const float *scales;  // [L] host, FP8 only: stored = saturate(value / scale), read = stored * scale; NULL: 1
   uint64_t n_blocks, block_size, block_nbytes, row_nbytes;
 };
 // For callers without a cache of their own: fills *cache with memory of the backend, rows next to each other, zeroed. `scales` is copied. On failure
@@ -85,10 +86,10 @@ K3_API enum k3_status k3_cache_create(struct k3_engine *engine, enum k3_dtype dt
 K3_API void k3_cache_free(struct k3_engine *engine, struct k3_cache *cache);  // a zeroed one is a no-op
 
 struct k3_session_options {
-  uint64_t max_requests;      // per draft
-  uint64_t max_context_rows;  // rows of one pass of append (more are split); 0: 256
-  uint64_t max_keys;          // longest sequence, m + T; 0: the model's limit
-  int n_threads;              // CPU; 0: one per CPU this process may run on. Results do not depend on it
+  uint64_t max_requests;         // per draft
+  uint64_t max_context_rows;     // rows of one pass of append (more are split); 0: 256
+  uint64_t max_keys;             // longest sequence, m + T; 0: the model's limit
+  int n_threads;                 // CPU; 0: one per CPU this process may run on. Results do not depend on it
   struct k3_progress *progress;  // counts weight bytes read by each call; NULL: nobody watches
   // For measurements: called after each step of the forward with its name and the weight bytes it read. NULL: nobody measures.
   void (*step_done)(void *step_ctx, const char *step, uint64_t weight_nbytes);
@@ -99,14 +100,14 @@ K3_API struct k3_session *k3_session_create(struct k3_engine *engine, const stru
 K3_API void k3_session_free(struct k3_session *session);
 
 struct k3_context {
-  uint64_t n_rows;               // n; 0 is fine
-  const struct k3_array *taps;   // one array [n, A * Ht], or A arrays [n, Ht] in ascending tap order; BF16 or F32
-  uint64_t n_tap_arrays;         // 1 or A
-  const int64_t *positions;      // [n] absolute positions, same memory as the taps
-  const int64_t *slots;          // [n] cache slot of each row, or L such lists; -1: computed and dropped
-  uint64_t slots_layer_stride;   // elements from one layer's list to the next; 0: one list for all
-  struct k3_array states;        // out, optional: [n, H] F32, the combined taps
-  struct k3_array rows;          // out, optional: [L, n, E] F32 (rows of all layers at row_nbytes), the rows as they are before the cache rounds them
+  uint64_t n_rows;              // n; 0 is fine
+  const struct k3_array *taps;  // one array [n, A * Ht], or A arrays [n, Ht] in ascending tap order; BF16 or F32
+  uint64_t n_tap_arrays;        // 1 or A
+  const int64_t *positions;     // [n] absolute positions, same memory as the taps
+  const int64_t *slots;         // [n] cache slot of each row, or L such lists; -1: computed and dropped
+  uint64_t slots_layer_stride;  // elements from one layer's list to the next; 0: one list for all
+  struct k3_array states;       // out, optional: [n, H] F32, the combined taps
+  struct k3_array rows;         // out, optional: [L, n, E] F32 (rows of all layers at row_nbytes), the rows as they are before the cache rounds them
 };
 // Positions at or above the limit are clamped to limit - 1. A slot outside the cache is K3_BAD_ARGUMENT on a CPU.
 //   stream  NULL on a CPU, where the call is done when it returns; else the stream that orders it
@@ -114,17 +115,17 @@ K3_API enum k3_status k3_session_append(struct k3_session *session, const struct
                                         struct k3_error *err);
 
 struct k3_draft {
-  uint64_t n_requests;                 // B; 0 is fine
-  const int64_t *anchor_ids;           // [B] the newly sampled token; clamped into 0 .. V-1
-  const int64_t *anchor_positions;     // [B] m: its position; rows 0 .. m-1 of the request are in the cache
-  const int32_t *block_tables;         // [B, max_blocks] cache blocks of each request in order; they cover positions 0 .. m+T-1, and the rows from m
-  uint64_t max_blocks;                 // on are overwritten as scratch
-  const int64_t *previous_ids;         // optional [B, T]: slot k > 0 is conditioned on [k - 1] instead of on its own draft
+  uint64_t n_requests;              // B; 0 is fine
+  const int64_t *anchor_ids;        // [B] the newly sampled token; clamped into 0 .. V-1
+  const int64_t *anchor_positions;  // [B] m: its position; rows 0 .. m-1 of the request are in the cache
+  const int32_t *block_tables;      // [B, max_blocks] cache blocks of each request in order; they cover positions 0 .. m+T-1, and the rows from m
+  uint64_t max_blocks;              // on are overwritten as scratch
+  const int64_t *previous_ids;      // optional [B, T]: slot k > 0 is conditioned on [k - 1] instead of on its own draft
   // Out, each optional (data NULL). Rows b * T + k; row_nbytes applies to the last dimension's rows.
-  struct k3_array draft_ids;           // [B, T] I64, dense; ties go to the lowest id
-  struct k3_array confidence;          // [B, T] F32, dense: 0 .. 1; refused without a confidence head
-  struct k3_array hidden;              // [B * T, H] F32, after the final norm
-  struct k3_array base_logits, logits; // [B * T, V] F32, without and with the Markov bias
+  struct k3_array draft_ids;            // [B, T] I64, dense; ties go to the lowest id
+  struct k3_array confidence;           // [B, T] F32, dense: 0 .. 1; refused without a confidence head
+  struct k3_array hidden;               // [B * T, H] F32, after the final norm
+  struct k3_array base_logits, logits;  // [B * T, V] F32, without and with the Markov bias
 };
 K3_API enum k3_status k3_session_draft(struct k3_session *session, const struct k3_cache *cache, const struct k3_draft *draft, void *stream,
                                        struct k3_error *err);

@@ -16,7 +16,7 @@ struct k3_exec {
   bool bf16;
   struct k3_exec_options options;
   // Scratch of each worker, one after another.
-  float *row_scratch;    // [n_threads][scratch_elems]: decoded rows and partial sums
+  float *row_scratch;  // [n_threads][scratch_elems]: decoded rows and partial sums
   size_t scratch_elems;
   float *score_scratch;  // [n_threads][T * max_keys]
   size_t score_elems;

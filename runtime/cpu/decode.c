@@ -1,4 +1,5 @@
 #include "quant/decode.h"
+
 #include "quant/number.h"
 #include "runtime/cpu/cpu.h"
 

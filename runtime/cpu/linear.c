@@ -9,7 +9,7 @@ struct matmul {
   const struct k3_matrix *w;
   const float *x;  // [n, n_cols]
   uint64_t n;
-  float *y;        // [n, n_rows]
+  float *y;  // [n, n_rows]
   bool round;
 };
 
@@ -37,7 +37,8 @@ static enum k3_status matmul_item(void *ctx, int worker, uint64_t item, struct k
   return K3_OK;
 }
 
-enum k3_status k3_cpu_matmul(struct k3_exec *exec, const struct k3_matrix *w, const float *x, uint64_t n, float *y, bool round, struct k3_error *err) {
+enum k3_status k3_cpu_matmul(struct k3_exec *exec, const struct k3_matrix *w, const float *x, uint64_t n, float *y, bool round,
+                             struct k3_error *err) {
   struct matmul m = {exec, w, x, n, y, round};
   return n == 0 ? K3_OK : k3_pool_run(exec->pool, (w->n_rows + ROWS_PER_ITEM - 1) / ROWS_PER_ITEM, matmul_item, &m, err);
 }

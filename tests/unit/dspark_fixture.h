@@ -47,8 +47,7 @@ static const struct fixture_case TINY_BF16 = {
   .confidence_with_markov = true,                                                                                                        \
   .rope = {                                                                                                                              \
       .yarn = true, .theta = 100, .factor = 4, .original_max_position = 256, .beta_fast = 4, .beta_slow = 1, .mscale = 1, .mscale_all_dim = 0.5}
-static const struct fixture_case RANKS_F32 = {
-    .name = "ranks_f32", .model = {RANKS_MODEL}, .seed = 21, .n_requests = 4, .context = {0, 1, 9, 21}};
+static const struct fixture_case RANKS_F32 = {.name = "ranks_f32", .model = {RANKS_MODEL}, .seed = 21, .n_requests = 4, .context = {0, 1, 9, 21}};
 static const struct fixture_case RANKS_BF16 = {
     .name = "ranks_bf16", .bf16 = true, .model = {RANKS_MODEL}, .seed = 22, .n_requests = 4, .context = {0, 1, 9, 21}};
 static const struct fixture_case VARIANT_F32 = {
