@@ -16,7 +16,7 @@
 
 typedef unsigned long long ull;
 
-enum { CHUNK_ELEMS = 1 << 16, MAX_LOOKS = 4096, E4M3_224 = 0x76, E4M3_256 = 0x78, E4M3_MIN_NORMAL = 0x08 };
+enum { CHUNK_ELEMS = 1 << 16, MAX_LOOKS = 4096, BATCH = 4096, E4M3_224 = 0x76, E4M3_256 = 0x78, E4M3_MIN_NORMAL = 0x08 };
 
 // How often something was seen among the scales of one module, and where first.
 struct tally {
@@ -36,7 +36,8 @@ struct job {
   const struct k3_plan *plan;
   enum k3_engine engine;
   struct k3_scale_facts *facts;
-  struct seen *seen;  // [n_items]
+  struct seen *seen;  // [BATCH] of the modules first, first + 1, ...
+  size_t first;
 };
 
 static void count(struct tally *tally, uint64_t at) {
@@ -232,10 +233,11 @@ static enum k3_status read_scalar(const struct k3_plan *plan, const struct k3_li
 
 static enum k3_status read_one(void *ctx, int worker, uint64_t item, struct k3_error *err) {
   const struct job *job = ctx;
-  const struct k3_linear *linear = &job->plan->linears.items[item];
-  struct k3_scale_facts *facts = &job->facts[item];
+  const struct k3_linear *linear = &job->plan->linears.items[job->first + item];
+  struct k3_scale_facts *facts = &job->facts[job->first + item];
   struct seen *seen = &job->seen[item];
   (void)worker;
+  *seen = (struct seen){0};
   if (linear->is_plain || !linear->is_sound)
     return K3_OK;
   K3_TRY(see_scales(job->plan, linear, seen, err));
@@ -353,26 +355,12 @@ static void report_floats(const struct report *r, const struct k3_linear *linear
     report_tensor(r, linear, k3_linear_scale(linear), K3_SCL15, "scales", "only integers from 64 to 190: exponent bytes stored as numbers");
 }
 
-static bool shares_second(const struct report *r, const struct k3_linear *linear, const struct k3_scale_facts *all, float second) {
-  for (size_t i = 0; i < r->plan->linears.n_items; i++) {
-    const struct k3_linear *other = &r->plan->linears.items[i];
-    if (other != linear && all[i].has_second && all[i].second == second && other->scheme.scheme == linear->scheme.scheme)
-      return true;
-  }
-  return false;
-}
-
-static void report_bytes(const struct report *r, const struct k3_linear *linear, const struct seen *seen, const struct k3_scale_facts *facts,
-                         const struct k3_scale_facts *all) {
+static void report_bytes(const struct report *r, const struct k3_linear *linear, const struct seen *seen) {
   if (linear->scheme.scheme == K3_SCHEME_NVFP4) {
     report_tally(r, linear, K3_SCL05, &seen->negative, seen->n, "block scales without sign", "have the sign bit set");
     report_tally(r, linear, K3_SCL04, &seen->zero_over_codes, seen->n, "a scale above zero over codes that are not zero", "are zero over codes that are not");
     report_dead_blocks(r, linear, seen);
     report_tally(r, linear, K3_SCL10, &seen->subnormal, seen->n, "block scales of at least 2^-6", "are subnormal, which some kernels flush to zero");
-    // Siblings that share a second scale cannot all be tight.
-    if (facts->read && seen->max > 0 && seen->max < 224 && !shares_second(r, linear, all, facts->second))
-      report_tensor(r, linear, k3_linear_second(linear), K3_SCL09, "a largest block scale of at least 224",
-                    "the largest block scale is %g: the second scale was made for larger weights", (double)seen->max);
     return;
   }
   // Converted numbers: 2^k cast to an integer leaves zeros and a few ones.
@@ -455,7 +443,7 @@ static enum k3_status check_integers(const struct report *r, struct k3_linear *l
 
 static enum k3_status report_one(const struct report *r, size_t i, const struct job *job, struct k3_error *err) {
   struct k3_linear *linear = &job->plan->linears.items[i];
-  const struct seen *seen = &job->seen[i];
+  const struct seen *seen = &job->seen[i - job->first];
   const struct k3_scale_facts *facts = &job->facts[i];
   if (linear->is_plain || !linear->is_sound)
     return K3_OK;
@@ -465,7 +453,7 @@ static enum k3_status report_one(const struct report *r, size_t i, const struct 
   else
     report_tally(r, linear, K3_SCL01, &seen->nan, seen->n, "finite scales", "are NaN");
   if (k3_dtype_bits(dtype) == 8)
-    report_bytes(r, linear, seen, facts, job->facts);
+    report_bytes(r, linear, seen);
   else
     report_floats(r, linear, seen);
   if (facts->has_second)
@@ -477,21 +465,41 @@ static enum k3_status report_one(const struct report *r, size_t i, const struct 
   return check_integers(r, linear, err);
 }
 
-// SCL18: files of the "4/6" recipe, whose largest block scale is 256 everywhere.
-static void report_four_six(const struct report *r, const struct job *job) {
+// SCL09, but for modules that share their second scale: siblings cannot all be tight. SCL18: files of the "4/6" recipe, whose largest block scale is 256
+// everywhere.
+static enum k3_status report_tightness(const struct report *r, const struct k3_scale_facts *facts, struct k3_error *err) {
+  const struct k3_linears *linears = &r->plan->linears;
   const struct k3_linear *first = NULL;
   uint64_t n = 0, n_256 = 0;
-  for (size_t i = 0; i < job->plan->linears.n_items; i++) {
-    const struct k3_linear *linear = &job->plan->linears.items[i];
-    if (linear->is_plain || !linear->is_sound || linear->scheme.scheme != K3_SCHEME_NVFP4)
+  float *seconds = k3_calloc(linears->n_items, sizeof *seconds, err);
+  if (!seconds)
+    return K3_NO_MEMORY;
+  for (size_t i = 0; i < linears->n_items; i++) {
+    const struct k3_linear *linear = &linears->items[i];
+    if (linear->scheme.scheme != K3_SCHEME_NVFP4 || !facts[i].read || linear->is_plain)
       continue;
     first = first ? first : linear;
-    n++;
-    n_256 += job->seen[i].max == 256.0f;
+    n_256 += facts[i].max_scale == 256.0f;
+    seconds[n++] = facts[i].second;
   }
+  if (n > 1)
+    qsort(seconds, n, sizeof *seconds, compare_floats);
+  for (size_t i = 0; i < linears->n_items; i++) {
+    const struct k3_linear *linear = &linears->items[i];
+    const struct k3_scale_facts *f = &facts[i];
+    if (linear->scheme.scheme != K3_SCHEME_NVFP4 || !f->read || linear->is_plain || f->max_scale == 0 || f->max_scale >= 224)
+      continue;
+    const float *at = bsearch(&f->second, seconds, n, sizeof *seconds, compare_floats);
+    bool shared = (at > seconds && at[-1] == f->second) || (at + 1 < seconds + n && at[1] == f->second);
+    if (!shared)
+      report_tensor(r, linear, k3_linear_second(linear), K3_SCL09, "a largest block scale of at least 224",
+                    "the largest block scale is %g: the second scale was made for larger weights", (double)f->max_scale);
+  }
+  k3_free(seconds);
   if (n >= 2 && n_256 == n)
     report_tensor(r, first, k3_linear_scale(first), K3_SCL18, "block scales up to 448", "the largest block scale is 256 in all %llu modules (a 4/6 recipe)",
                   (ull)n);
+  return K3_OK;
 }
 
 // SCL16 and NaN: the scales of the KV cache, which belong to no linear layer.
@@ -530,21 +538,23 @@ static enum k3_status check_kv(const struct report *r, struct k3_error *err) {
 
 enum k3_status k3_rules_scales(const struct k3_plan *plan, enum k3_engine engine, int n_threads, struct k3_scale_facts *facts,
                                struct k3_findings *findings, struct k3_error *err) {
-  struct job job = {plan, engine, facts, NULL};
+  struct job job = {plan, engine, facts, NULL, 0};
   struct report report = {plan, engine, findings};
   K3_TRY(check_kv(&report, err));
   if (plan->linears.n_quantised == 0)
     return K3_OK;
   enum k3_status status = K3_NO_MEMORY;
   struct k3_pool *pool = NULL;
-  job.seen = k3_calloc(plan->linears.n_items, sizeof *job.seen, err);
+  job.seen = k3_calloc(BATCH, sizeof *job.seen, err);
   if (!job.seen || !(pool = k3_pool_create(n_threads, err)))
     goto out;
-  K3_TRY_GOTO(status, out, k3_pool_run(pool, plan->linears.n_items, read_one, &job, err));
-  for (size_t i = 0; status == K3_OK && i < plan->linears.n_items; i++)
-    status = report_one(&report, i, &job, err);
-  if (status == K3_OK)
-    report_four_six(&report, &job);
+  for (; job.first < plan->linears.n_items; job.first += BATCH) {
+    size_t n = plan->linears.n_items - job.first < BATCH ? plan->linears.n_items - job.first : BATCH;
+    K3_TRY_GOTO(status, out, k3_pool_run(pool, n, read_one, &job, err));
+    for (size_t i = job.first; i < job.first + n; i++)
+      K3_TRY_GOTO(status, out, report_one(&report, i, &job, err));
+  }
+  status = report_tightness(&report, facts, err);
 out:
   k3_pool_free(pool);
   k3_free(job.seen);
