@@ -61,5 +61,17 @@ python3 "$dir/scenario.py" "$dir/scenario" || complain "no scenario"
 drafting=$(cat "$dir/peak")
 rm -f "$dir/peak" "$dir/scenario.py" "$dir/scenario" "$dir/drafts"
 [ "$drafting" -lt 25165824 ] || complain "run needs $drafting KiB"
+
+# "The 7.1 GB synthetic drafter becomes NVFP4 in one command with bounded memory", and the relative RMSE of Gaussian weights is 0.095.
+rm -rf "$dir/image.k3p" "$dir/again"
+/usr/bin/time -f '%M' -o "$dir/peak" "$K3PACK" convert "$dir/draft" -o "$dir/image.k3p" --quant nvfp4 --json >"$dir/told" || complain "convert --quant fails"
+encoding=$(cat "$dir/peak")
+[ "$encoding" -lt 65600 ] || complain "convert --quant needs $encoding KiB"
+python3 -c 'import json, sys; q = json.load(open(sys.argv[1]))["quant"]; assert 0.0945 < q["relative_rmse"] < 0.0960 and len(q["tensors"]) == 36, q' "$dir/told" ||
+  complain "the account of --quant nvfp4"
+rm -f "$dir/peak" "$dir/told"
+"$K3PACK" verify "$dir/image.k3p" --source "$dir/draft" || complain "verify of the encoded image"
+"$K3PACK" export "$dir/image.k3p" -o "$dir/again" --format compressed-tensors || complain "export of the encoded image"
+"$K3PACK" check "$dir/again" --engine vllm --strict || complain "the exported NVFP4 drafter is not clean"
 [ "$failed" = 0 ] || exit 1
-echo "full geometry: all right (convert peaked at $peak KiB, run at $drafting KiB, the image has $extra bytes beyond its sources)"
+echo "full geometry: all right (convert peaked at $peak KiB, --quant at $encoding KiB, run at $drafting KiB, the image has $extra bytes beyond its sources)"

@@ -45,6 +45,14 @@ done
 python3 -c 'import json; b, c = (json.load(open(f))["total"] for f in ("b.json", "c.json")); assert c["overlap"] > b["overlap"] and c["kl"] < b["kl"] and abs(b["acceptance_change_at_most"] + b["overlap"] - 1) < 1e-12' ||
   fail "FP8 is worse than NVFP4"
 
+# One image relabelled into both dialects and packed again drafts the same: with power-of-two second scales nothing is rounded on the way.
+"$K3PACK" convert draft -o p.k3p --target target --quant nvfp4 --scale-mode pow2 --quiet
+for format in compressed-tensors modelopt; do
+  "$K3PACK" export p.k3p -o again-$format --format $format --quiet && "$K3PACK" convert again-$format -o again.k3p --target target --quiet --force || fail "$format"
+  "$K3PACK" compare p.k3p again.k3p --input scenario --json >again.json
+  python3 -c 'import json; t = json.load(open("again.json"))["total"]; assert t["kl"] == 0 and t["overlap"] == 1, t' || fail "$format drafts otherwise"
+done
+
 # The table: a line a slot, the total, the worst requests, and what the figures bound.
 "$K3PACK" compare a.k3p b.k3p --input scenario >table || fail "the table"
 [ "$(grep -c '^ *[1-7all]* .*%' table)" = 8 ] || fail "not a line for each slot: $(cat table)"
