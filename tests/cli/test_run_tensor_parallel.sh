@@ -19,11 +19,15 @@ for quant in none fp8 fp8-tensor fp8-block mxfp8 nvfp4 mxfp4 "nvfp4 --dialect mo
   "$K3PACK" convert heads -o whole.k3p --quiet
   run whole.k3p -o 1.out --tp 1 --threads 2
   for tp in 2 4 8 16; do
-    rm -rf cut
-    "$K3PACK" convert heads -o cut --tp $tp --quiet
     run whole.k3p -o $tp.out --tp $tp --threads 1
-    run cut -o cut.out --tp $tp --threads 40
-    cmp $tp.out cut.out || fail "$quant, tp $tp: the folder and other threads give other bits than the whole image"
+    image=whole.k3p
+    if [ $tp = 2 ] || [ $tp = 8 ]; then
+      rm -rf cut
+      "$K3PACK" convert heads -o cut --tp $tp --quiet
+      image=cut
+    fi
+    run $image -o cut.out --tp $tp --threads 40
+    cmp $tp.out cut.out || fail "$quant, tp $tp: $image and other threads give other bits than the whole image"
     "$K3PACK" diff 1.out $tp.out --tolerance 1e-5 >diff.txt || { cat diff.txt; fail "$quant: tp $tp is not tp 1"; }
   done
 done
