@@ -1,0 +1,169 @@
+// What a kernel needs from its platform: shared memory, launches, vector access, warp and block sums. The simulator's build has a twin of each
+// (K3_CUDA_SIM), so that kernels themselves hold no conditional code.
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+#include <cuda_runtime.h>
+#include <stdint.h>
+
+#include "runtime/cuda/kernels.h"
+
+#if defined(K3_CUDA_SIM)
+#define K3_SHARED(type, name, count) \
+  static const char name##_tag = 0;  \
+  type *const name = static_cast<type *>(cuda_sim::shared_memory(&name##_tag, sizeof(type) * (count)))
+#define K3_DYNAMIC_SHARED(type, name) type *const name = static_cast<type *>(cuda_sim::dynamic_shared_memory())
+#else
+#define K3_SHARED(type, name, count) __shared__ __align__(16) type name[count]
+#define K3_DYNAMIC_SHARED(type, name)                               \
+  extern __shared__ __align__(16) unsigned char k3_dynamic_bytes[]; \
+  type *const name = reinterpret_cast<type *>(k3_dynamic_bytes)
+#endif
+
+namespace k3 {
+
+constexpr unsigned kAllLanes = 0xffffffffu;
+// Threads of a block where there is enough to do. No kernel relies on the number; the simulator takes fewer.
+#if !defined(K3_CUDA_BLOCK_THREADS)
+#define K3_CUDA_BLOCK_THREADS 128
+#endif
+constexpr unsigned kBlockThreads = K3_CUDA_BLOCK_THREADS;
+
+__host__ __device__ inline uint32_t ceil_div(uint32_t a, uint32_t b) {
+  return (a + b - 1) / b;
+}
+
+// Queues kernel(arguments...). Every kernel takes its block size from the launch.
+template <class... Parameters, class... Arguments>
+inline cudaError_t launch(dim3 grid, unsigned n_threads, size_t shared_nbytes, cudaStream_t stream, void (*kernel)(Parameters...),
+                          Arguments &&...arguments) {
+  if (grid.x == 0 || grid.y == 0 || grid.z == 0)
+    return cudaSuccess;  // nothing to do
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = dim3(n_threads);
+  config.dynamicSmemBytes = shared_nbytes;
+  config.stream = stream;
+  return cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
+}
+
+// Threads for n_items pieces of work that a block shares out: whole warps, no more than there is work for.
+__host__ __device__ inline unsigned block_threads(uint32_t n_items) {
+  const unsigned wanted = ceil_div(n_items, 32) * 32;
+  return wanted < 32 ? 32 : wanted < kBlockThreads ? wanted : kBlockThreads;
+}
+
+// Dynamic shared memory above 48 KiB has to be asked for.
+template <class Kernel>
+inline cudaError_t allow_shared(Kernel *kernel, size_t nbytes) {
+  if (nbytes <= 48 << 10)
+    return cudaSuccess;
+  return cudaFuncSetAttribute(reinterpret_cast<const void *>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(nbytes));
+}
+
+// --- activations -----------------------------------------------------------------------------------------------------------------------------------
+
+__device__ inline float to_float(float value) {
+  return value;
+}
+__device__ inline float to_float(__nv_bfloat16 value) {
+  return __bfloat162float(value);
+}
+template <class A>
+__device__ A from_float(float value);
+template <>
+__device__ inline float from_float<float>(float value) {
+  return value;
+}
+template <>
+__device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float value) {
+  return __float2bfloat16_rn(value);
+}
+// The value as an activation holds it.
+template <class A>
+__device__ float rounded(float value) {
+  return to_float(from_float<A>(value));
+}
+
+__device__ inline float bf16_low(uint32_t pair) {
+  return __uint_as_float(pair << 16);
+}
+__device__ inline float bf16_high(uint32_t pair) {
+  return __uint_as_float(pair & 0xffff0000u);
+}
+
+// Eight neighbours; the address must be aligned to 16 bytes.
+__device__ inline void load8(const __nv_bfloat16 *src, float (&dst)[8]) {
+  const uint4 raw = __ldg(reinterpret_cast<const uint4 *>(src));
+  const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    dst[2 * i] = bf16_low(words[i]);
+    dst[2 * i + 1] = bf16_high(words[i]);
+  }
+}
+__device__ inline void load8(const float *src, float (&dst)[8]) {
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    const float4 raw = __ldg(reinterpret_cast<const float4 *>(src) + i);
+    dst[4 * i] = raw.x;
+    dst[4 * i + 1] = raw.y;
+    dst[4 * i + 2] = raw.z;
+    dst[4 * i + 3] = raw.w;
+  }
+}
+
+__device__ inline float load_float(const k3_cuda_vector &vector, uint32_t i) {
+  switch (vector.dtype) {
+    case K3_CUDA_FLOAT_BF16: return __bfloat162float(static_cast<const __nv_bfloat16 *>(vector.data)[i]);
+    case K3_CUDA_FLOAT_F16: return __half2float(static_cast<const __half *>(vector.data)[i]);
+    default: return static_cast<const float *>(vector.data)[i];
+  }
+}
+
+// --- sums ------------------------------------------------------------------------------------------------------------------------------------------
+
+__device__ inline float warp_sum(float value) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2)
+    value += __shfl_xor_sync(kAllLanes, value, offset);
+  return value;
+}
+
+// Sums of N values over a warp at once, N - 1 + log2(32 / N) exchanges: lane l ends with the sum of values[l % N]. N is a power of two up to 32. Half
+// of what is left changes hands at each step; recursion, because every index must be known to the compiler.
+template <int N, int kLeft = N>
+__device__ float warp_sums(float (&values)[N]) {
+  if constexpr (kLeft > 1) {
+    constexpr int half = kLeft / 2;
+    const bool upper = (threadIdx.x & static_cast<unsigned>(half)) != 0;
+#pragma unroll
+    for (int i = 0; i < half; i++) {
+      const float kept = upper ? values[i + half] : values[i], sent = upper ? values[i] : values[i + half];
+      values[i] = kept + __shfl_xor_sync(kAllLanes, sent, half);
+    }
+    return warp_sums<N, half>(values);
+  } else {
+    float sum = values[0];
+#pragma unroll
+    for (int offset = N; offset < 32; offset *= 2)
+      sum += __shfl_xor_sync(kAllLanes, sum, offset);
+    return sum;
+  }
+}
+
+// The sum over all threads of the block, for every thread. `slots`: shared memory, one float per warp; free again when the call returns.
+__device__ inline float block_sum(float value, float *slots) {
+  value = warp_sum(value);
+  if (threadIdx.x % 32 == 0)
+    slots[threadIdx.x / 32] = value;
+  __syncthreads();
+  float sum = 0;
+  for (unsigned i = 0; i < blockDim.x / 32; i++)
+    sum += slots[i];
+  __syncthreads();
+  return sum;
+}
+
+}  // namespace k3

@@ -1,0 +1,60 @@
+# The CUDA backend without a GPU: its sources compiled by clang for the simulator (tests/cuda_sim), plain and under each sanitizer.
+#help   test-sim       the CUDA backend in the simulator: plain, ASan, TSan, MSan, seeded faults (clang 14 and CUDA's headers; no GPU)
+SIM_CLANG    ?= clang
+SIM_CUDA     := $(firstword $(wildcard $(CUDA_HOME)/include/cuda_runtime.h /usr/local/cuda/include/cuda_runtime.h))
+SIM_CUDA_INC := $(if $(SIM_CUDA),$(dir $(SIM_CUDA)))
+SIM          := build/cuda_sim
+SIM_VARIANTS := plain asan tsan msan
+SIM_SAN_plain :=
+SIM_SAN_asan  := -fsanitize=address,undefined -fno-sanitize-recover=undefined
+SIM_SAN_tsan  := -fsanitize=thread
+SIM_SAN_msan  := -fsanitize=memory -fsanitize-memory-track-origins=2 -fno-math-errno -fsanitize-memory-param-retval
+SIM_OPT_plain := -O2
+SIM_OPT_asan  := -O1
+SIM_OPT_tsan  := -O1
+SIM_OPT_msan  := -O1
+
+# The backend without the two files that name the libraries; the runtime and the CPU backend, which it is compared with, instrumented alike.
+SIM_KERNELS := $(filter-out runtime/cuda/peers_nccl.cu,$(wildcard runtime/cuda/*.cu))
+SIM_HOST    := $(filter-out runtime/cuda/gemm_cublaslt.c,$(wildcard runtime/cuda/*.c))
+SIM_LIB     := $(wildcard base/*.c quant/*.c runtime/*.c runtime/cpu/*.c)
+SIM_ENGINE  := $(wildcard tests/cuda_sim/*.cc)
+SIM_TESTS   := $(patsubst tests/kernels/%.c,%,$(wildcard tests/kernels/test_*.c))
+SIM_COMMON   = -g -ffunction-sections $(SIM_OPT_$(1)) $(SIM_SAN_$(1)) -fPIC -pthread -fno-strict-aliasing -fno-omit-frame-pointer -ffp-contract=off -I. -MMD -MP
+SIM_C        = $(SIM_CLANG) -std=c17 -D_GNU_SOURCE -fvisibility=hidden $(WARN) $(SIM_COMMON)
+SIM_CXX      = $(SIM_CLANG)++ -x c++ -std=c++17 -fvisibility=hidden -DK3_CUDA_SIM -DK3_CUDA_BLOCK_THREADS=64 -Wall -Wextra -Wshadow -Wconversion -Werror $(SIM_COMMON) \
+  -Itests/cuda_sim/include -isystem $(SIM_CUDA_INC) $(if $(SIM_FAULT),-DK3_CUDA_FAULT=$(SIM_FAULT))
+
+# The simulator's own code is not seen by TSan: its bookkeeping would order, or race with, what the kernels do.
+SIM_ENGINE_FLAGS_tsan := -fno-sanitize=thread -DSIM_TSAN
+
+define SIM_RULES
+$(SIM)/$(1)/%.cu.o: %.cu
+	@mkdir -p $$(@D)
+	$(call SIM_CXX,$(1)) -c -o $$@ $$<
+$(SIM)/$(1)/tests/cuda_sim/%.o: tests/cuda_sim/%.cc
+	@mkdir -p $$(@D)
+	$(call SIM_CXX,$(1)) $(SIM_ENGINE_FLAGS_$(1)) -Itests/cuda_sim -c -o $$@ $$<
+$(SIM)/$(1)/runtime/cuda/%.o: runtime/cuda/%.c
+	@mkdir -p $$(@D)
+	$(call SIM_C,$(1)) -isystem $(SIM_CUDA_INC) -c -o $$@ $$<
+$(SIM)/$(1)/%_avx2.o: SIMD := -mavx2 -mfma -mf16c
+$(SIM)/$(1)/%_avx512.o: SIMD := -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl
+$(SIM)/$(1)/%.o: %.c
+	@mkdir -p $$(@D)
+	$(call SIM_C,$(1)) $$(SIMD) -c -o $$@ $$<
+$(SIM)/$(1)/lib.a: $(SIM_LIB:%.c=$(SIM)/$(1)/%.o)
+	@rm -f $$@
+	$(AR) rcs $$@ $$^
+$(SIM)/$(1)/libk3pack_cuda.so: $(SIM_KERNELS:%.cu=$(SIM)/$(1)/%.cu.o) $(SIM_HOST:%.c=$(SIM)/$(1)/%.o) $(SIM_ENGINE:%.cc=$(SIM)/$(1)/%.o) $(SIM)/$(1)/lib.a
+	$(SIM_CLANG)++ -shared $(SIM_SAN_$(1)) -o $$@ $$^ -pthread -ldl -lz -Wl,--version-script=runtime/cuda/exports.map
+# A test needs no parser of images: functions that would call one are left out with their sections.
+$(SIM)/$(1)/test_%: $(SIM)/$(1)/tests/kernels/test_%.o $(SIM)/$(1)/tests/kernels/model.o $(SIM)/$(1)/lib.a
+	$(SIM_CLANG) $(SIM_SAN_$(1)) -o $$@ $$^ -pthread -ldl -lm -Wl,--gc-sections
+sim-$(1): $(SIM)/$(1)/libk3pack_cuda.so $(SIM_TESTS:%=$(SIM)/$(1)/%)
+.PHONY: sim-$(1)
+endef
+$(foreach v,$(SIM_VARIANTS),$(eval $(call SIM_RULES,$(v))))
+.PRECIOUS: $(SIM)/%.o
+
+-include $(shell find $(SIM) -name '*.d' 2>/dev/null)

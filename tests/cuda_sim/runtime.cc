@@ -1,0 +1,330 @@
+// The CUDA runtime's C functions that the backend uses, by their own names, instead of libcudart. One that is missing here is a link error, which is
+// what is wanted. "Device" memory is host memory with undefined content; a stream is a list of closures.
+//   SIM_DEVICES  how many devices there are (default 16); SIM_FREE_MIB their free memory (default 4096); SIM_DRIVER the driver's version (13000)
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <deque>
+#include <map>
+#include <mutex>
+#include <set>
+#include <vector>
+
+#include "cuda_sim_internal.h"
+
+using Work = std::function<cudaError_t()>;
+
+struct CUgraph_st {
+  std::vector<Work> work;
+};
+struct CUgraphExec_st {
+  std::vector<Work> work;
+};
+struct CUstream_st {
+  std::deque<Work> queue;
+  size_t n_done = 0;
+  CUgraph_st *capture = nullptr;
+};
+struct CUevent_st {
+  CUstream_st *stream = nullptr;
+  size_t position = 0;  // in the stream's whole history
+};
+
+namespace cuda_sim {
+
+static thread_local CUstream_st default_stream;
+static thread_local cudaError_t sticky_error = cudaSuccess;
+static thread_local int current_device = 0;
+static thread_local std::set<CUstream_st *> streams;  // of this rank
+static std::mutex allocations_mutex;
+static std::map<void *, size_t> device_allocations, pinned_allocations;
+
+static int setting(const char *name, int fallback) {
+  const char *text = getenv(name);
+  return text ? atoi(text) : fallback;
+}
+
+static CUstream_st *stream_of(cudaStream_t stream) {
+  return stream ? stream : &default_stream;
+}
+
+static cudaError_t run_until(CUstream_st *stream, size_t position) {
+  while (stream->n_done < position && !stream->queue.empty()) {
+    Work work = std::move(stream->queue.front());
+    stream->queue.pop_front();
+    stream->n_done++;
+    const cudaError_t error = work();
+    if (error != cudaSuccess)
+      sticky_error = error;
+  }
+  return sticky_error;
+}
+
+static cudaError_t run_all(CUstream_st *stream) {
+  return run_until(stream, stream->n_done + stream->queue.size());
+}
+
+static cudaError_t add(cudaStream_t handle, Work work) {
+  CUstream_st *stream = stream_of(handle);
+  if (stream->capture) {
+    stream->capture->work.push_back(std::move(work));
+    return cudaSuccess;
+  }
+  stream->queue.push_back(std::move(work));
+  return settings().lazy ? sticky_error : run_all(stream);
+}
+
+cudaError_t queue(cudaStream_t stream, std::function<cudaError_t()> work) {
+  return add(stream, std::move(work));
+}
+
+cudaError_t submit(const cudaLaunchConfig_t &config, const void *kernel, std::function<void()> body) {
+  const size_t n_threads = static_cast<size_t>(config.blockDim.x) * config.blockDim.y * config.blockDim.z;
+  const dim3 &grid = config.gridDim;
+  if (n_threads == 0 || n_threads > 1024 || grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.y > 65535 || grid.z > 65535 ||
+      config.dynamicSmemBytes > (227 << 10)) {
+    fprintf(stderr, "cuda_sim: a launch of %zu threads, grid (%u,%u,%u), %zu bytes of shared memory\n", n_threads, grid.x, grid.y, grid.z,
+            config.dynamicSmemBytes);
+    return sticky_error = cudaErrorInvalidConfiguration;
+  }
+  const cudaLaunchConfig_t copy = config;
+  return add(config.stream, [copy, kernel, body] { return run_grid(copy, kernel, body); });
+}
+
+static cudaError_t allocate(std::map<void *, size_t> *list, void **memory, size_t nbytes) {
+  if (posix_memalign(memory, 256, nbytes ? nbytes : 1) != 0)
+    return cudaErrorMemoryAllocation;
+  make_undefined(*memory, nbytes);
+  const std::lock_guard<std::mutex> lock(allocations_mutex);
+  (*list)[*memory] = nbytes;
+  return cudaSuccess;
+}
+
+static cudaError_t deallocate(std::map<void *, size_t> *list, void *memory) {
+  if (!memory)
+    return cudaSuccess;
+  {
+    const std::lock_guard<std::mutex> lock(allocations_mutex);
+    if (list->erase(memory) == 0) {
+      fprintf(stderr, "cuda_sim: %p is freed as what it is not\n", memory);
+      return sticky_error = cudaErrorInvalidValue;
+    }
+  }
+  free(memory);
+  return cudaSuccess;
+}
+
+static bool lies_in(const std::map<void *, size_t> &list, const void *bytes, size_t nbytes) {
+  const std::lock_guard<std::mutex> lock(allocations_mutex);
+  auto after = list.upper_bound(const_cast<void *>(bytes));
+  if (after == list.begin())
+    return false;
+  --after;
+  const char *begin = static_cast<const char *>(after->first), *at = static_cast<const char *>(bytes);
+  return static_cast<size_t>(at - begin) <= after->second && nbytes <= after->second - static_cast<size_t>(at - begin);
+}
+
+static cudaError_t copy(void *dst, const void *src, size_t nbytes, cudaMemcpyKind kind, cudaStream_t stream) {
+  const bool to_device = kind != cudaMemcpyDeviceToHost, from_device = kind != cudaMemcpyHostToDevice;
+  if (lies_in(device_allocations, dst, nbytes) != to_device || lies_in(device_allocations, src, nbytes) != from_device) {
+    fprintf(stderr, "cuda_sim: a copy of %zu bytes of kind %d names other memory\n", nbytes, static_cast<int>(kind));
+    return sticky_error = cudaErrorInvalidValue;
+  }
+  if (!from_device && !lies_in(pinned_allocations, src, nbytes)) {  // pageable bytes are taken at the call
+    std::vector<char> taken(static_cast<const char *>(src), static_cast<const char *>(src) + nbytes);
+    return add(stream, [dst, taken = std::move(taken)] {
+      memcpy(dst, taken.data(), taken.size());
+      return cudaSuccess;
+    });
+  }
+  return add(stream, [=] {
+    if (!to_device)
+      check_initialised(src, nbytes);
+    memcpy(dst, src, nbytes);
+    return cudaSuccess;
+  });
+}
+
+}  // namespace cuda_sim
+
+using namespace cuda_sim;
+
+extern "C" {
+
+cudaError_t cudaDriverGetVersion(int *version) {
+  *version = setting("SIM_DRIVER", 13000);
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetDeviceCount(int *count) {
+  *count = setting("SIM_DEVICES", 16);
+  return *count > 0 ? cudaSuccess : cudaErrorNoDevice;
+}
+
+cudaError_t cudaSetDevice(int device) {
+  if (device < 0 || device >= setting("SIM_DEVICES", 16))
+    return cudaErrorInvalidDevice;
+  current_device = device;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int) {
+  switch (attribute) {
+    case cudaDevAttrComputeCapabilityMajor: *value = 9; return cudaSuccess;
+    case cudaDevAttrMultiProcessorCount: *value = setting("SIM_PROCESSORS", 4); return cudaSuccess;
+    default: return cudaErrorInvalidValue;
+  }
+}
+
+cudaError_t cudaMemGetInfo(size_t *n_free, size_t *total) {
+  *n_free = static_cast<size_t>(setting("SIM_FREE_MIB", 4096)) << 20;
+  *total = *n_free;
+  return cudaSuccess;
+}
+
+cudaError_t cudaMalloc(void **memory, size_t nbytes) {
+  return allocate(&device_allocations, memory, nbytes);
+}
+
+cudaError_t cudaFree(void *memory) {
+  return deallocate(&device_allocations, memory);
+}
+
+cudaError_t cudaMallocHost(void **memory, size_t nbytes) {
+  return allocate(&pinned_allocations, memory, nbytes);
+}
+
+cudaError_t cudaFreeHost(void *memory) {
+  return deallocate(&pinned_allocations, memory);
+}
+
+cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t nbytes, cudaMemcpyKind kind, cudaStream_t stream) {
+  return copy(dst, src, nbytes, kind, stream);
+}
+
+cudaError_t cudaMemsetAsync(void *dst, int value, size_t nbytes, cudaStream_t stream) {
+  return add(stream, [=] {
+    memset(dst, value, nbytes);
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned) {
+  *stream = new CUstream_st;
+  streams.insert(*stream);
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status) {
+  *status = stream_of(stream)->capture ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceSynchronize() {
+  cudaError_t error = run_all(&default_stream);
+  for (CUstream_st *stream : streams)
+    error = run_all(stream);
+  return error;
+}
+
+cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, const void *address) {
+  *attributes = {};
+  attributes->type = lies_in(device_allocations, address, 1) ? cudaMemoryTypeDevice : cudaMemoryTypeUnregistered;
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  const cudaError_t error = run_all(stream);
+  streams.erase(stream);
+  delete stream;
+  return error;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  return stream_of(stream)->capture ? cudaErrorStreamCaptureUnsupported : run_all(stream_of(stream));
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned) {
+  *event = new CUevent_st;
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  delete event;
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t handle) {
+  CUstream_st *stream = stream_of(handle);
+  event->stream = stream;
+  event->position = stream->n_done + stream->queue.size();
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  return event->stream ? run_until(event->stream, event->position) : cudaSuccess;
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  CUstream_st *from = event->stream;
+  const size_t position = event->position;
+  return from ? add(stream, [=] { return run_until(from, position); }) : cudaSuccess;
+}
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+  stream_of(stream)->capture = new CUgraph_st;
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
+  *graph = stream_of(stream)->capture;
+  stream_of(stream)->capture = nullptr;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long) {
+  *exec = new CUgraphExec_st{graph->work};
+  return cudaSuccess;
+}
+
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
+  for (const Work &work : exec->work) {
+    const cudaError_t error = add(stream, work);
+    if (error != cudaSuccess)
+      return error;
+  }
+  return cudaSuccess;
+}
+
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+  delete graph;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
+  delete exec;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetLastError() {
+  const cudaError_t error = sticky_error;
+  sticky_error = cudaSuccess;
+  return error;
+}
+
+cudaError_t cudaFuncSetAttribute(const void *, cudaFuncAttribute, int) {
+  return cudaSuccess;
+}
+
+const char *cudaGetErrorString(cudaError_t error) {
+  switch (error) {
+    case cudaSuccess: return "no error";
+    case cudaErrorMemoryAllocation: return "out of memory";
+    case cudaErrorNoDevice: return "no CUDA-capable device is detected";
+    case cudaErrorInvalidDevice: return "invalid device ordinal";
+    case cudaErrorLaunchFailure: return "unspecified launch failure";
+    default: return "an error";
+  }
+}
+
+}  // extern "C"
