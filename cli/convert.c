@@ -47,7 +47,9 @@ static int compare_by_source(const void *left, const void *right) {
   const struct k3_mapped *a = &(*(const struct k3_plan_shard *const *)left)->mapped, *b = &(*(const struct k3_plan_shard *const *)right)->mapped;
   if (a->of_target != b->of_target)
     return a->of_target ? 1 : -1;
-  return (a->tensor > b->tensor) - (a->tensor < b->tensor);
+  if (a->tensor != b->tensor)
+    return a->tensor < b->tensor ? -1 : 1;
+  return (a->param > b->param) - (a->param < b->param);
 }
 
 // Where one source tensor goes. A view's second destination shows the same bytes of the image.
@@ -82,7 +84,7 @@ static void show_destinations(const struct k3_plan *plan, const struct k3_plan_s
       k3_jsonw_u64(json, "row", shard->row);
       k3_jsonw_u64(json, "n_rows", shard->n_rows);
       k3_jsonw_u64(json, "offset", offset);
-      k3_jsonw_u64(json, "nbytes", source->end - source->begin);
+      k3_jsonw_u64(json, "nbytes", n_rows ? tensor->nbytes / n_rows * shard->n_rows : 0);
       k3_jsonw_end_object(json);
     } else if (places[i].stacked) {
       printf("  -> %s shard %llu%s\n", places[i].name, (unsigned long long)places[i].shard, places[i].view ? " (view: the same bytes)" : "");

@@ -153,6 +153,13 @@ static enum k3_status add_rows(struct checkpoint *c, const struct k3_st_tensor *
 
 static enum k3_status add_source(struct checkpoint *c, const struct k3_st_tensor *source, struct k3_error *err) {
   const struct k3_export *e = &c->e;
+  // What was dropped may have been replaced by the target's, under the same name in the image.
+  for (size_t i = 0; i < e->image.manifest.n_dropped; i++) {
+    if (strcmp(e->image.manifest.dropped[i].key, source->name) == 0) {
+      c->result->n_left_out++;
+      return K3_OK;
+    }
+  }
   size_t n;
   const struct k3_export_located *located = k3_export_find(e, source->name, &n);
   for (size_t i = 0; i < n; i++)
@@ -162,16 +169,10 @@ static enum k3_status add_source(struct checkpoint *c, const struct k3_st_tensor
   char name[2 * K3_ST_MAX_NAME_NBYTES];
   size_t n_name = k3_manifest_copied_name(&e->image.manifest, source->name, name, sizeof name);
   const struct k3_st_tensor *stored = n_name ? k3_st_find(&e->image.header, name, n_name) : NULL;
-  if (stored)
-    return add_rows(c, source, stored, 0, stored->rank ? stored->shape[0] : 1, err);
-  for (size_t i = 0; i < e->image.manifest.n_dropped; i++) {
-    if (strcmp(e->image.manifest.dropped[i].key, source->name) == 0) {
-      c->result->n_left_out++;
-      return K3_OK;
-    }
-  }
-  return k3_fail(err, K3_UNSUPPORTED, K3_IMG01, e->path, source->name, "an image that holds every tensor of its source",
-                 "the image does not hold this source tensor");
+  if (!stored || stored->end - stored->begin != source->end - source->begin)
+    return k3_fail(err, K3_UNSUPPORTED, K3_IMG01, e->path, source->name, "an image that holds every tensor of its source",
+                   "the image does not hold this source tensor");
+  return add_rows(c, source, stored, 0, stored->rank ? stored->shape[0] : 1, err);
 }
 
 // Wide elements first, so that everything is aligned to its width; then by name.

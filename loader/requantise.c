@@ -17,6 +17,7 @@ struct patterns {
   struct k3_pattern **items;
   uint64_t *n_hits;
   size_t n_items;
+  const char *given_up;  // a regex that needs too many steps on some name
 };
 
 static enum k3_status compile(const char *const *texts, size_t n, struct patterns *patterns, struct k3_error *err) {
@@ -43,13 +44,17 @@ static void free_patterns(struct patterns *patterns) {
   k3_free(patterns->n_hits);
 }
 
-// Whether any pattern covers any of the names; every pattern that does is counted. A regex that gives up counts as a match of none.
+// Whether any pattern covers any of the names; every pattern that does is counted.
 static bool covered(struct patterns *patterns, const char *const *names, size_t n_names) {
   bool any = false;
   for (size_t i = 0; i < patterns->n_items; i++) {
     bool hit = false;
-    for (size_t k = 0; k < n_names && !hit; k++)
-      hit = names[k] && k3_pattern_match(patterns->items[i], names[k], strlen(names[k])) == K3_PATTERN_YES;
+    for (size_t k = 0; k < n_names && !hit; k++) {
+      enum k3_pattern_answer answer = names[k] ? k3_pattern_match(patterns->items[i], names[k], strlen(names[k])) : K3_PATTERN_NO;
+      hit = answer == K3_PATTERN_YES;
+      if (answer == K3_PATTERN_TOO_MUCH)
+        patterns->given_up = k3_pattern_text(patterns->items[i]);
+    }
     patterns->n_hits[i] += hit;
     any |= hit;
   }
@@ -57,6 +62,9 @@ static bool covered(struct patterns *patterns, const char *const *names, size_t 
 }
 
 static enum k3_status all_hit(const struct patterns *patterns, const char *const *texts, const char *what, struct k3_error *err) {
+  if (patterns->given_up)
+    return k3_fail(err, K3_BAD_ARGUMENT, K3_CFG10, NULL, patterns->given_up, "a pattern that matches or fails quickly",
+                   "%s: matching a module's name takes too many steps", what);
   for (size_t i = 0; i < patterns->n_items; i++) {
     if (patterns->n_hits[i] == 0)
       return k3_fail(err, K3_BAD_ARGUMENT, K3_CFG07, NULL, texts[i], "a whole module name, or re: and a regular expression anchored at the start",
@@ -122,7 +130,7 @@ static enum k3_status consider(struct selection *s, struct candidate candidate, 
   if (!linear->is_linear || !source || source->rank != 2)
     return K3_OK;
   bool included = covered(&s->include, names, N_NAMES), take = !ignored && (included || !left_alone(candidate.module));
-  if (!k3_is_plain_float((enum k3_dtype)source->dtype)) {
+  if (take && !k3_is_plain_float((enum k3_dtype)source->dtype)) {
     k3_findings_report(findings, K3_CFG21, k3_ckpt_file_of(k3_plan_ckpt(s->plan, linear->of_target), linear->tensors[k3_linear_weight(linear)])->path,
                        source->name, "weights in BF16, F16 or F32: give the checkpoint this one was quantised from, or --quant keep",
                        "%s; encoding it again would round twice", k3_dtype_name((enum k3_dtype)source->dtype));

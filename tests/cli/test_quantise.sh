@@ -111,6 +111,18 @@ expect 5 "no quantised weights" "$K3PACK" export plain.k3p -o nothing --format c
 [ -e ct-sharded/model.safetensors.index.json ] && expect 0 "" "$K3PACK" check ct-sharded --engine vllm && [ ! -s err ] || fail "a sharded export: $(cat err)"
 "$K3PACK" convert ct-sharded -o from-shards.k3p --quiet && "$K3PACK" diff from-shards.k3p nvfp4.k3p --quiet || fail "shards hold other tensors"
 
+# Names with a prefix; tensors that the target's replaced stay out of the export, which says so.
+"$K3PACK" synth rooted --preset tiny --root model. --quiet
+"$K3PACK" convert rooted -o rooted.k3p --quant nvfp4 --quiet && "$K3PACK" export rooted.k3p -o ct-rooted --format compressed-tensors --quiet
+expect 0 "" "$K3PACK" check ct-rooted --engine vllm
+[ ! -s err ] || fail "names with a prefix: $(cat err)"
+grep -q '"model.layers.0' ct-rooted/config.json && fail "a pattern with a prefix"
+"$K3PACK" convert draft -o replaced.k3p --target target --embed target --quant mxfp4 --quiet
+expect 0 "1 tensors of the source are not in the image" "$K3PACK" export replaced.k3p -o ct-replaced --format compressed-tensors
+expect 0 "" "$K3PACK" check ct-replaced --engine vllm
+# The plan without reading: every parameter with its place.
+"$K3PACK" convert draft --dry-run --quant nvfp4 >out && [ "$(grep -c 'fused_qkv_a_proj.weight_global_scale shard' out)" = 6 ] || fail "--dry-run: $(head -30 out)"
+
 # With --tp every rank gets its part of the same encoded weights.
 "$K3PACK" convert draft -o whole.k3p --target target --quant nvfp4 --quiet
 for tp in 2 4; do
@@ -125,6 +137,7 @@ expect 3 "FUS01" "$K3PACK" convert draft -o x.k3p --quant nvfp4 --ignore "re:.*\
 expect 2 "need --quant" "$K3PACK" convert draft -o x.k3p --ignore lm_head
 expect 2 "second scales" "$K3PACK" convert draft -o x.k3p --quant mxfp4 --share module
 expect 5 "encoding it again would round twice" "$K3PACK" convert ct-fp8 -o x.k3p --quant nvfp4
+expect 2 "takes too many steps" "$K3PACK" convert draft -o x.k3p --quant nvfp4 --ignore "re:((((((([a-z_.0-9]*)*)*)*)*)*)*)*!"
 [ ! -e x.k3p ] || fail "a refused conversion left an image"
 "$K3PACK" convert draft -o x.k3p --quant nvfp4 --ignore "re:.*o_proj" --include "markov_head.markov_w2" --include "re:.*kv_b_proj" --quiet || fail "--ignore, --include"
 "$K3PACK" export x.k3p -o ct-x --format compressed-tensors --quiet
