@@ -137,7 +137,7 @@ expect 3 "FUS01" "$K3PACK" convert draft -o x.k3p --quant nvfp4 --ignore "re:.*\
 expect 2 "need --quant" "$K3PACK" convert draft -o x.k3p --ignore lm_head
 expect 2 "second scales" "$K3PACK" convert draft -o x.k3p --quant mxfp4 --share module
 expect 5 "encoding it again would round twice" "$K3PACK" convert ct-fp8 -o x.k3p --quant nvfp4
-expect 2 "takes too many steps" "$K3PACK" convert draft -o x.k3p --quant nvfp4 --ignore "re:((((((([a-z_.0-9]*)*)*)*)*)*)*)*!"
+expect 2 "takes too many steps" "$K3PACK" convert draft -o x.k3p --quant nvfp4 --ignore "re:(.+)+[A-Z]"
 [ ! -e x.k3p ] || fail "a refused conversion left an image"
 "$K3PACK" convert draft -o x.k3p --quant nvfp4 --ignore "re:.*o_proj" --include "markov_head.markov_w2" --include "re:.*kv_b_proj" --quiet || fail "--ignore, --include"
 "$K3PACK" export x.k3p -o ct-x --format compressed-tensors --quiet
