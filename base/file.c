@@ -86,7 +86,10 @@ enum k3_status k3_open_read(const char *path, int *fd, struct k3_file_id *id, st
   *fd = -1;
   struct stat st;
   // O_NONBLOCK: a FIFO must not hang the open that finds out it is one.
-  int opened = must_fail() ? -1 : open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  int opened;
+  do {
+    opened = must_fail() ? -1 : open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  } while (opened < 0 && errno == EINTR);  // network file systems interrupt an open
   if (opened < 0)
     return k3_fail_errno(err, errno, path, "cannot open");
   if (fstat(opened, &st) != 0) {
@@ -186,6 +189,8 @@ static bool still_ours(int fd, const char *temp_path) {
 static enum k3_status open_locked_temp(struct k3_output *output, struct k3_error *err) {
   for (int attempt = 0; attempt < 16; attempt++) {
     int fd = must_fail() ? -1 : open(output->temp_path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+    if (fd < 0 && errno == EINTR)
+      continue;
     if (fd < 0)
       return k3_fail_errno(err, errno, output->final_path, "cannot create the output");
     if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
@@ -239,10 +244,7 @@ enum k3_status k3_output_reserve(struct k3_output *output, uint64_t nbytes, stru
   return K3_OK;
 }
 
-static enum k3_status sync_folder(const char *path, struct k3_error *err) {
-  char *folder = parent_of(path, err);
-  if (!folder)
-    return K3_NO_MEMORY;
+static enum k3_status sync_folder(const char *folder, struct k3_error *err) {
   enum k3_status status = K3_OK;
   int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   // EINVAL and EROFS: file systems that have nothing to sync for a folder.
@@ -250,8 +252,17 @@ static enum k3_status sync_folder(const char *path, struct k3_error *err) {
     status = k3_fail_errno(err, errno, folder, "cannot sync the folder");
   if (fd >= 0)
     close(fd);
-  k3_free(folder);
   return status;
+}
+
+// Until the rename, anything may fail and nothing be left; so what can fail comes first.
+static enum k3_status flush(int fd) {
+  int failure;
+  do {
+    failure = must_fail() || fsync(fd) != 0 ? errno : 0;
+  } while (failure == EINTR);
+  errno = failure;
+  return failure ? K3_IO : K3_OK;
 }
 
 static void output_release(struct k3_output *output) {
@@ -263,18 +274,19 @@ static void output_release(struct k3_output *output) {
 }
 
 enum k3_status k3_output_commit(struct k3_output *output, struct k3_error *err) {
-  if (must_fail() || fsync(output->fd) != 0) {
-    enum k3_status status = k3_fail_errno(err, errno, output->final_path, "cannot flush to disk");
+  char *folder = parent_of(output->final_path, err);
+  enum k3_status status = folder ? K3_OK : K3_NO_MEMORY;
+  if (folder && flush(output->fd) != K3_OK)
+    status = k3_fail_errno(err, errno, output->final_path, "cannot flush to disk");
+  else if (folder && (must_fail() || rename(output->temp_path, output->final_path) != 0))
+    status = k3_fail_errno(err, errno, output->final_path, "cannot rename the finished file");
+  if (status == K3_OK) {
+    status = sync_folder(folder, err);
+    output_release(output);
+  } else {
     k3_output_abort(output);
-    return status;
   }
-  if (must_fail() || rename(output->temp_path, output->final_path) != 0) {
-    enum k3_status status = k3_fail_errno(err, errno, output->final_path, "cannot rename the finished file");
-    k3_output_abort(output);
-    return status;
-  }
-  enum k3_status status = sync_folder(output->final_path, err);
-  output_release(output);
+  k3_free(folder);
   return status;
 }
 

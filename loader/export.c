@@ -240,11 +240,26 @@ enum k3_status k3_export_begin(struct k3_export *e, size_t n_outputs, struct k3_
 
 enum k3_status k3_export_finish(struct k3_export *e, int n_threads, struct k3_export_result *result, struct k3_error *err) {
   K3_TRY(copy_all(e, n_threads, err));
+  char **names = k3_calloc(e->n_outputs, sizeof *names, err);
+  enum k3_status status = names ? K3_OK : K3_NO_MEMORY;
+  for (size_t i = 0; status == K3_OK && i < e->n_outputs; i++) {
+    names[i] = k3_strndup(e->outputs[i].final_path, strlen(e->outputs[i].final_path), err);
+    status = names[i] ? K3_OK : K3_NO_MEMORY;
+  }
   // Weights first, JSON files (the index among them) last: whoever finds an index finds what it names.
-  for (size_t i = 0; i < e->n_outputs; i++)
-    K3_TRY(k3_output_commit(&e->outputs[i], err));
-  result->n_files = e->n_outputs;
-  return K3_OK;
+  size_t n_done = 0;
+  while (status == K3_OK && n_done < e->n_outputs) {
+    status = k3_output_commit(&e->outputs[n_done], err);
+    n_done += status == K3_OK;
+  }
+  // A part of a checkpoint is worse than none. Files that replaced others stay: the others are gone either way.
+  for (size_t i = 0; status != K3_OK && !e->replace && i < n_done; i++)
+    unlink(names[i]);
+  for (size_t i = 0; names && i < e->n_outputs; i++)
+    k3_free(names[i]);
+  k3_free(names);
+  result->n_files = n_done;
+  return status;
 }
 
 void k3_export_close(struct k3_export *e, enum k3_status status) {
