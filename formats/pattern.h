@@ -1,7 +1,7 @@
 // Patterns over module names, as quantization configs use them. A pattern is compiled once and matched against many names.
 //   regex       Python's re.match(text, name): anchored at the start, not at the end. The subset that config files use: literals, '.', classes,
-//               \d \w \s \b and their opposites, quantifiers (lazy ones too), groups (?:...) (?P<n>...), look-ahead and look-behind, '|', '^', '$', \A and
-//               a leading (?i). Whatever Python and PCRE2 read differently is refused, never silently different.
+//               \d \w \s \b and their opposites, quantifiers (lazy ones too), groups (?:...) (?P<n>...), look-ahead and look-behind, '|', '^', '$',
+//               \A and a leading (?i). Whatever Python and PCRE2 read differently is refused, never silently different.
 //   glob        Python's fnmatch.fnmatchcase(name, text): the whole name; '*', '?', [abc], [a-z], [!abc]
 //   literal     the whole name
 //   components  whole components of the name, anywhere in it: "layers.1" is in "model.layers.1.mlp" and not in "model.layers.10.mlp"

@@ -9,9 +9,9 @@
 #include "formats/pattern.h"
 
 enum {
-  MAX_NBYTES = 4096,        // of a pattern
+  MAX_NBYTES = 4096,  // of a pattern
   MAX_GROUP_DEPTH = 64,
-  MATCH_LIMIT = 200000,     // steps of one match
+  MATCH_LIMIT = 200000,  // steps of one match
   HEAP_LIMIT_KIB = 4096,
 };
 

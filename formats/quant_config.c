@@ -61,8 +61,8 @@ enum k3_status k3_quant_add_entry(struct k3_quant_reader *reader, struct k3_quan
   }
   K3_TRY(k3_grow(&entries->items, &entries->capacity, entries->n_items + 1, sizeof *entries->items, reader->err));
   struct k3_quant_entry *entry = &entries->items[entries->n_items];
-  *entry = (struct k3_quant_entry){.text = k3_quant_keep(reader, text), .tree = style == K3_ENTRY_TREE,
-                                     .class_name = kind == K3_PATTERN_LITERAL && looks_like_class(text)};
+  *entry = (struct k3_quant_entry){
+      .text = k3_quant_keep(reader, text), .tree = style == K3_ENTRY_TREE, .class_name = kind == K3_PATTERN_LITERAL && looks_like_class(text)};
   if (!entry->text)
     return K3_NO_MEMORY;
   struct k3_error bad = {0};
@@ -110,10 +110,20 @@ enum k3_status k3_quant_add_entries(struct k3_quant_reader *reader, struct k3_qu
 static const struct {
   const char *method, *what;
 } FOREIGN[] = {
-    {"exl3", "EXL3 weights"},        {"exl2", "EXL2 weights"},      {"awq", "AutoAWQ weights"},
-    {"gptq", "GPTQ weights"},        {"bitsandbytes", "bitsandbytes weights"}, {"quark", "Quark weights"},
-    {"auto-round", "AutoRound weights in their own layout"}, {"gguf", "GGUF weights"}, {"hqq", "HQQ weights"}, {"aqlm", "AQLM weights"},
-    {"torchao", "torchao weights"},  {"fbgemm_fp8", "FBGEMM weights"}, {"w4afp8", "W4AFP8 experts"}, {"petit_nvfp4", "Petit weights"},
+    {"exl3", "EXL3 weights"},
+    {"exl2", "EXL2 weights"},
+    {"awq", "AutoAWQ weights"},
+    {"gptq", "GPTQ weights"},
+    {"bitsandbytes", "bitsandbytes weights"},
+    {"quark", "Quark weights"},
+    {"auto-round", "AutoRound weights in their own layout"},
+    {"gguf", "GGUF weights"},
+    {"hqq", "HQQ weights"},
+    {"aqlm", "AQLM weights"},
+    {"torchao", "torchao weights"},
+    {"fbgemm_fp8", "FBGEMM weights"},
+    {"w4afp8", "W4AFP8 experts"},
+    {"petit_nvfp4", "Petit weights"},
 };
 
 static enum k3_status read_method(struct k3_quant_reader *reader, const json_t *object) {
@@ -151,7 +161,8 @@ static enum k3_status read_method(struct k3_quant_reader *reader, const json_t *
     if (strcmp(FOREIGN[i].method, method) == 0)
       what = FOREIGN[i].what;
   }
-  k3_quant_complain(reader, K3_CFG21, "quantization_config.quant_method", "compressed-tensors, modelopt, fp8, mxfp4 or mxfp8", "\"%s\": %s", method, what);
+  k3_quant_complain(reader, K3_CFG21, "quantization_config.quant_method", "compressed-tensors, modelopt, fp8, mxfp4 or mxfp8", "\"%s\": %s", method,
+                    what);
   return K3_OK;
 }
 
@@ -214,11 +225,12 @@ static void hold_together(const struct k3_quant_config *config, const struct k3_
     k3_findings_report(findings, K3_CFG05, hf_file, "quant_algo", "the same groups in both files", "%zu groups, config.json has %zu", hf->n_groups,
                        config->n_groups);
   if (!same_entries(&config->ignore, &hf->ignore, &odd))
-    k3_findings_report(findings, K3_CFG05, hf_file, "exclude_modules", "the same list in config.json (ignore)", "\"%s\" is in one of the two files only",
-                       odd);
+    k3_findings_report(findings, K3_CFG05, hf_file, "exclude_modules", "the same list in config.json (ignore)",
+                       "\"%s\" is in one of the two files only", odd);
   if (config->kv_scheme != hf->kv_scheme)
-    k3_findings_report(findings, K3_CFG05, hf_file, "kv_cache_quant_algo", config->kv_scheme ? "a quantised KV cache, as in config.json" : "none, as in config.json",
-                       "%s", hf->kv_scheme ? "a quantised KV cache" : "no quantised KV cache");
+    k3_findings_report(findings, K3_CFG05, hf_file, "kv_cache_quant_algo",
+                       config->kv_scheme ? "a quantised KV cache, as in config.json" : "none, as in config.json", "%s",
+                       hf->kv_scheme ? "a quantised KV cache" : "no quantised KV cache");
 }
 
 static enum k3_status read_one(const json_t *object, const char *file, bool hf, struct k3_quant_config **result, struct k3_findings *findings,

@@ -18,17 +18,24 @@
 #include "formats/pattern.h"
 
 enum k3_quant_dialect { K3_DIALECT_COMPRESSED_TENSORS, K3_DIALECT_MODELOPT, K3_DIALECT_FP8, K3_DIALECT_MX };
-enum k3_quant_strategy { K3_STRATEGY_TENSOR, K3_STRATEGY_CHANNEL, K3_STRATEGY_GROUP, K3_STRATEGY_BLOCK, K3_STRATEGY_TOKEN, K3_STRATEGY_TENSOR_GROUP,
-                         K3_STRATEGY_ATTN_HEAD };
+enum k3_quant_strategy {
+  K3_STRATEGY_TENSOR,
+  K3_STRATEGY_CHANNEL,
+  K3_STRATEGY_GROUP,
+  K3_STRATEGY_BLOCK,
+  K3_STRATEGY_TOKEN,
+  K3_STRATEGY_TENSOR_GROUP,
+  K3_STRATEGY_ATTN_HEAD
+};
 
 // How weights or activations are quantised. num_bits 0: not at all.
 struct k3_quant_args {
   uint8_t num_bits;
   bool is_float, symmetric;
-  bool dynamic;      // scales are made at run time: none are stored
-  bool local;        // dynamic block scales below a stored second scale
-  bool e8m0;         // block scales are powers of two (scale_dtype uint8, scale_fmt ue8m0)
-  uint8_t strategy;  // enum k3_quant_strategy
+  bool dynamic;                     // scales are made at run time: none are stored
+  bool local;                       // dynamic block scales below a stored second scale
+  bool e8m0;                        // block scales are powers of two (scale_dtype uint8, scale_fmt ue8m0)
+  uint8_t strategy;                 // enum k3_quant_strategy
   uint32_t group_size;              // GROUP and TENSOR_GROUP
   uint32_t block_rows, block_cols;  // BLOCK
 };
@@ -37,10 +44,10 @@ struct k3_quant_args {
 struct k3_quant_entry {
   const char *text;  // as it is written
   struct k3_pattern *pattern;
-  bool class_name;      // may also be a class such as "Linear"
-  bool tree;            // also stands for the modules below it
-  uint64_t n_matches;   // counted by k3_quant_config_find
-  bool too_much;        // a match was given up
+  bool class_name;     // may also be a class such as "Linear"
+  bool tree;           // also stands for the modules below it
+  uint64_t n_matches;  // counted by k3_quant_config_find
+  bool too_much;       // a match was given up
 };
 
 struct k3_quant_entries {
@@ -64,17 +71,17 @@ struct k3_quant_config {
   struct k3_quant_group *groups;       // [n_groups]
   size_t n_groups, groups_capacity;
   struct k3_quant_entries ignore;
-  bool mixed;               // ModelOpt MIXED_PRECISION, or compressed-tensors "mixed-precision"
-  bool kv_scheme;           // a quantised KV cache is declared
-  bool ue8m0;               // scale_fmt "ue8m0"
-  bool has_static_inputs;   // some group's activations have stored scales
+  bool mixed;              // ModelOpt MIXED_PRECISION, or compressed-tensors "mixed-precision"
+  bool kv_scheme;          // a quantised KV cache is declared
+  bool ue8m0;              // scale_fmt "ue8m0"
+  bool has_static_inputs;  // some group's activations have stored scales
   struct k3_arena arena;
 };
 
-// Reads the quantization config of config.json (may be NULL) and hf_quant_config.json (may be NULL). *result stays NULL when there is none, or when what
-// there is cannot be used (then a finding says why): CFG05 the two contradict, CFG06 a key of the other family, CFG10 a pattern, CFG11 arguments, CFG13 a
-// bare MIXED_PRECISION, CFG20 a field of the wrong type, CFG21 a method, format, sparsity, rotation or AWQ that is recognised and not supported. Fails
-// only for lack of memory. Free with k3_quant_config_free (NULL is a no-op).
+// Reads the quantization config of config.json (may be NULL) and hf_quant_config.json (may be NULL). *result stays NULL when there is none, or when
+// what there is cannot be used (then a finding says why): CFG05 the two contradict, CFG06 a key of the other family, CFG10 a pattern, CFG11
+// arguments, CFG13 a bare MIXED_PRECISION, CFG20 a field of the wrong type, CFG21 a method, format, sparsity, rotation or AWQ that is recognised and
+// not supported. Fails only for lack of memory. Free with k3_quant_config_free (NULL is a no-op).
 enum k3_status k3_quant_config_read(const struct k3_config *config, const struct k3_config *hf_quant, struct k3_quant_config **result,
                                     struct k3_findings *findings, struct k3_error *err);
 void k3_quant_config_free(struct k3_quant_config *quant);
@@ -95,8 +102,8 @@ struct k3_quant_answer {
 // What the config says about a module of the checkpoint.
 //   module  its stored name (unfused, with root), nbytes long
 //   linear  it is a linear layer (what the class name "Linear" means), not an embedding or a norm
-// Order: ignore wins; then exact names, then patterns, then class names. An entry that names a fused module (qkv_proj, gate_up_proj, fused_qkv_a_proj,
-// w13) stands for its members. Counts matches in the entries, so not for several threads at once.
+// Order: ignore wins; then exact names, then patterns, then class names. An entry that names a fused module (qkv_proj, gate_up_proj,
+// fused_qkv_a_proj, w13) stands for its members. Counts matches in the entries, so not for several threads at once.
 struct k3_quant_answer k3_quant_config_find(struct k3_quant_config *quant, const char *module, size_t nbytes, bool linear);
 
 bool k3_quant_args_equal(const struct k3_quant_args *a, const struct k3_quant_args *b);

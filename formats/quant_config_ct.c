@@ -9,14 +9,20 @@ struct preset {
   const char *name;
   struct k3_quant_args weights, inputs;
 };
-#define NVFP4_WEIGHTS {.num_bits = 4, .is_float = true, .symmetric = true, .strategy = K3_STRATEGY_TENSOR_GROUP, .group_size = 16}
-#define NVFP4_INPUTS  {.num_bits = 4, .is_float = true, .symmetric = true, .strategy = K3_STRATEGY_TENSOR_GROUP, .group_size = 16, .local = true}
-#define MX(bits)      {.num_bits = bits, .is_float = true, .symmetric = true, .strategy = K3_STRATEGY_GROUP, .group_size = 32, .e8m0 = true}
+#define NVFP4_WEIGHTS \
+  { .num_bits = 4, .is_float = true, .symmetric = true, .strategy = K3_STRATEGY_TENSOR_GROUP, .group_size = 16 }
+#define NVFP4_INPUTS \
+  { .num_bits = 4, .is_float = true, .symmetric = true, .strategy = K3_STRATEGY_TENSOR_GROUP, .group_size = 16, .local = true }
+#define MX(bits) \
+  { .num_bits = bits, .is_float = true, .symmetric = true, .strategy = K3_STRATEGY_GROUP, .group_size = 32, .e8m0 = true }
 #define MX_INPUTS(bits) \
-  {.num_bits = bits, .is_float = true, .symmetric = true, .strategy = K3_STRATEGY_GROUP, .group_size = 32, .e8m0 = true, .dynamic = true}
-#define FLAT(bits, floating, how)         {.num_bits = bits, .is_float = floating, .symmetric = true, .strategy = how}
-#define FLAT_DYNAMIC(bits, floating, how) {.num_bits = bits, .is_float = floating, .symmetric = true, .strategy = how, .dynamic = true}
-#define GROUPED(bits, even)               {.num_bits = bits, .symmetric = even, .strategy = K3_STRATEGY_GROUP, .group_size = 128}
+  { .num_bits = bits, .is_float = true, .symmetric = true, .strategy = K3_STRATEGY_GROUP, .group_size = 32, .e8m0 = true, .dynamic = true }
+#define FLAT(bits, floating, how) \
+  { .num_bits = bits, .is_float = floating, .symmetric = true, .strategy = how }
+#define FLAT_DYNAMIC(bits, floating, how) \
+  { .num_bits = bits, .is_float = floating, .symmetric = true, .strategy = how, .dynamic = true }
+#define GROUPED(bits, even) \
+  { .num_bits = bits, .symmetric = even, .strategy = K3_STRATEGY_GROUP, .group_size = 128 }
 static const struct preset PRESETS[] = {
     {"NVFP4", NVFP4_WEIGHTS, NVFP4_INPUTS},
     {"NVFP4A16", NVFP4_WEIGHTS, {0}},
@@ -36,8 +42,9 @@ static const struct preset PRESETS[] = {
     {"W4AFP8", GROUPED(4, true), FLAT_DYNAMIC(8, true, K3_STRATEGY_TOKEN)},
 };
 
-static const char *const FORMATS[] = {"dense",           "int-quantized",       "float-quantized", "naive-quantized", "pack-quantized",
-                                      "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized", "mixed-precision"};
+static const char *const FORMATS[] = {"dense",          "int-quantized",        "float-quantized",      "naive-quantized",
+                                      "pack-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized",
+                                      "mixed-precision"};
 static const char *const REFUSED_FORMATS[] = {"sparse-bitmask", "sparse-24-bitmask", "marlin-24", "sparse-24"};
 
 static bool one_of(const char *text, const char *const *list, size_t n) {
@@ -87,8 +94,8 @@ static bool read_block(struct k3_quant_reader *reader, const char *where, const 
 
 // The arguments of weights or activations; null and absent leave *args empty.
 static bool read_args(struct k3_quant_reader *reader, const json_t *object, const char *where, struct k3_quant_args *args) {
-  static const char *const known[] = {"num_bits", "type",     "symmetric", "strategy", "group_size", "block_structure", "dynamic",
-                                      "actorder", "scale_dtype", "zp_dtype", "observer", "observer_kwargs"};
+  static const char *const known[] = {"num_bits", "type",     "symmetric",   "strategy", "group_size", "block_structure",
+                                      "dynamic",  "actorder", "scale_dtype", "zp_dtype", "observer",   "observer_kwargs"};
   static const char *const strategies[] = {"tensor", "channel", "group", "block", "token", "tensor_group", "attn_head"};
   if (!object || json_is_null(object))
     return true;
@@ -171,7 +178,8 @@ static bool format_fits(const char *format, const struct k3_quant_args *w) {
 // Whether quant/ has a scheme for these weights at all.
 static bool known_weights(const struct k3_quant_args *w) {
   if (w->is_float && w->num_bits == 4)
-    return w->symmetric && ((w->strategy == K3_STRATEGY_TENSOR_GROUP && w->group_size == 16) || (w->strategy == K3_STRATEGY_GROUP && w->group_size == 32));
+    return w->symmetric &&
+           ((w->strategy == K3_STRATEGY_TENSOR_GROUP && w->group_size == 16) || (w->strategy == K3_STRATEGY_GROUP && w->group_size == 32));
   if (w->is_float)
     return w->symmetric && w->num_bits == 8 && w->strategy != K3_STRATEGY_TOKEN && w->strategy != K3_STRATEGY_ATTN_HEAD &&
            w->strategy != K3_STRATEGY_TENSOR_GROUP;
@@ -242,8 +250,7 @@ enum k3_status k3_quant_read_groups(struct k3_quant_reader *reader, const json_t
     k3_quant_complain(reader, K3_CFG20, "config_groups", "an object", "the field is missing or of another kind");
     return K3_OK;
   }
-  json_object_foreach((json_t *)(uintptr_t)groups, name, value)
-    K3_TRY(read_group(reader, name, value));
+  json_object_foreach((json_t *)(uintptr_t)groups, name, value) K3_TRY(read_group(reader, name, value));
   return K3_OK;
 }
 
@@ -258,9 +265,13 @@ enum k3_status k3_quant_read_compressed_tensors(struct k3_quant_reader *reader, 
   if (format && !(quant->format = k3_quant_keep(reader, format)))
     return K3_NO_MEMORY;
   if ((is_filled(sparsity) && strcmp(sparse, "dense") != 0) || (format && ONE_OF(format, REFUSED_FORMATS)))
-    k3_quant_complain(reader, K3_CFG21, "sparsity_config", "dense weights", "sparse weights (%s) are not supported", sparse[0] ? sparse : format ? format : "?");
+    k3_quant_complain(reader, K3_CFG21, "sparsity_config", "dense weights", "sparse weights (%s) are not supported",
+                      sparse[0] ? sparse
+                      : format  ? format
+                                : "?");
   if (is_filled(json_object_get(object, "transform_config")))
-    k3_quant_complain(reader, K3_CFG21, "transform_config", "weights without a rotation", "rotated weights are not supported: the image cannot express the transform");
+    k3_quant_complain(reader, K3_CFG21, "transform_config", "weights without a rotation",
+                      "rotated weights are not supported: the image cannot express the transform");
   if (!reader->usable)
     return K3_OK;
   if (format && !ONE_OF(format, FORMATS))
@@ -270,8 +281,8 @@ enum k3_status k3_quant_read_compressed_tensors(struct k3_quant_reader *reader, 
   quant->mixed = format && strcmp(format, "mixed-precision") == 0;
   quant->kv_scheme = json_is_object(json_object_get(object, "kv_cache_scheme"));
   K3_TRY(k3_quant_add_entries(reader, &quant->ignore, json_object_get(object, "exclude_modules"), "exclude_modules", K3_ENTRY_GLOB));
-  K3_TRY(k3_quant_add_entries(reader, &quant->ignore, json_object_get(object, "modules_to_not_convert"), "modules_to_not_convert",
-                              K3_ENTRY_COMPONENTS));
+  K3_TRY(
+      k3_quant_add_entries(reader, &quant->ignore, json_object_get(object, "modules_to_not_convert"), "modules_to_not_convert", K3_ENTRY_COMPONENTS));
   K3_TRY(k3_quant_add_entries(reader, &quant->ignore, json_object_get(object, "ignore"), "ignore", K3_ENTRY_COMPRESSED_TENSORS));
   if (quant->mixed && json_is_object(json_object_get(object, "config_groups"))) {
     const char *name;

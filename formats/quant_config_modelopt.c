@@ -5,9 +5,12 @@
 
 #include "formats/quant_config_parts.h"
 
-#define F8(how)  {.num_bits = 8, .is_float = true, .symmetric = true, .strategy = how}
-#define NONE     {.num_bits = 0}
-#define NVFP4    {.num_bits = 4, .is_float = true, .symmetric = true, .strategy = K3_STRATEGY_TENSOR_GROUP, .group_size = 16}
+#define F8(how) \
+  { .num_bits = 8, .is_float = true, .symmetric = true, .strategy = how }
+#define NONE \
+  { .num_bits = 0 }
+#define NVFP4 \
+  { .num_bits = 4, .is_float = true, .symmetric = true, .strategy = K3_STRATEGY_TENSOR_GROUP, .group_size = 16 }
 static const struct {
   const char *algo;
   struct k3_quant_args weights, inputs;
@@ -40,7 +43,8 @@ static bool read_algo(struct k3_quant_reader *reader, const char *algo, const ch
     if (strcasecmp(ALGOS[i].algo, algo) != 0)
       continue;
     if (ALGOS[i].refused) {
-      k3_quant_complain(reader, K3_CFG21, where, "an algorithm without factors beside the weights", "%s is not supported: %s", algo, ALGOS[i].refused);
+      k3_quant_complain(reader, K3_CFG21, where, "an algorithm without factors beside the weights", "%s is not supported: %s", algo,
+                        ALGOS[i].refused);
       return false;
     }
     group->weights = ALGOS[i].weights;
@@ -96,8 +100,8 @@ enum k3_status k3_quant_read_modelopt(struct k3_quant_reader *reader, const json
                       hf ? "hf_quant_config.json" : "config.json");
   K3_TRY(k3_quant_add_entries(reader, &quant->ignore, json_object_get(object, wanted), wanted, K3_ENTRY_GLOB));
   K3_TRY(k3_quant_add_entries(reader, &quant->ignore, json_object_get(object, other), other, K3_ENTRY_GLOB));
-  K3_TRY(k3_quant_add_entries(reader, &quant->ignore, json_object_get(object, "modules_to_not_convert"), "modules_to_not_convert",
-                              K3_ENTRY_COMPONENTS));
+  K3_TRY(
+      k3_quant_add_entries(reader, &quant->ignore, json_object_get(object, "modules_to_not_convert"), "modules_to_not_convert", K3_ENTRY_COMPONENTS));
   quant->kv_scheme = kv && !json_is_null(kv) && !(json_is_string(kv) && json_string_value(kv)[0] == '\0');
   if (json_is_true(json_object_get(object, "pre_quant_scale")))
     k3_quant_complain(reader, K3_CFG21, "pre_quant_scale", "weights without AWQ scales", "AWQ scales (pre_quant_scale) are not supported");
@@ -127,7 +131,8 @@ enum k3_status k3_quant_read_modelopt(struct k3_quant_reader *reader, const json
 static enum k3_status read_skipped(struct k3_quant_reader *reader, const json_t *object) {
   static const char *const keys[] = {"modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules"};
   for (int i = 0; i < 4; i++)
-    K3_TRY(k3_quant_add_entries(reader, &reader->quant->ignore, json_object_get(object, keys[i]), keys[i], i == 3 ? K3_ENTRY_GLOB : K3_ENTRY_COMPONENTS));
+    K3_TRY(k3_quant_add_entries(reader, &reader->quant->ignore, json_object_get(object, keys[i]), keys[i],
+                                i == 3 ? K3_ENTRY_GLOB : K3_ENTRY_COMPONENTS));
   return K3_OK;
 }
 
@@ -168,8 +173,8 @@ enum k3_status k3_quant_read_mx(struct k3_quant_reader *reader, const json_t *ob
   struct k3_quant_group *group = k3_quant_add_group(reader, reader->quant->method);
   if (!group)
     return K3_NO_MEMORY;
-  group->weights = (struct k3_quant_args){.num_bits = fp4 ? 4 : 8, .is_float = true, .symmetric = true, .strategy = K3_STRATEGY_GROUP, .group_size = 32,
-                                          .e8m0 = true};
+  group->weights = (struct k3_quant_args){
+      .num_bits = fp4 ? 4 : 8, .is_float = true, .symmetric = true, .strategy = K3_STRATEGY_GROUP, .group_size = 32, .e8m0 = true};
   const json_t *block = json_object_get(object, "weight_block_size");
   if (json_is_array(block) && !(json_integer_value(json_array_get(block, 0)) == 1 && json_integer_value(json_array_get(block, 1)) == 32))
     k3_quant_complain(reader, K3_CFG11, "weight_block_size", "[1, 32]", "another block than MX formats have");

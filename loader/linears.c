@@ -51,9 +51,19 @@ char k3_kv_scale_of(const char *name, size_t nbytes, size_t *stem_nbytes) {
     const char *end;
     char which;
   } spellings[] = {
-      {".k_proj.output_scale", 'k'}, {".v_proj.output_scale", 'v'}, {".k_proj.k_scale", 'k'}, {".v_proj.v_scale", 'v'}, {".q_proj.q_scale", 'q'},
-      {".attn.k_scale", 'k'},        {".attn.v_scale", 'v'},        {".attn.q_scale", 'q'},   {".kv_scale", 'b'},       {".kv_cache_scale", 'b'},
-      {".k_scale", 'k'},             {".v_scale", 'v'},             {".q_scale", 'q'},
+      {".k_proj.output_scale", 'k'},
+      {".v_proj.output_scale", 'v'},
+      {".k_proj.k_scale", 'k'},
+      {".v_proj.v_scale", 'v'},
+      {".q_proj.q_scale", 'q'},
+      {".attn.k_scale", 'k'},
+      {".attn.v_scale", 'v'},
+      {".attn.q_scale", 'q'},
+      {".kv_scale", 'b'},
+      {".kv_cache_scale", 'b'},
+      {".k_scale", 'k'},
+      {".v_scale", 'v'},
+      {".q_scale", 'q'},
   };
   for (size_t i = 0; i < sizeof spellings / sizeof spellings[0]; i++) {
     if (ends_with(name, nbytes, spellings[i].end)) {
@@ -69,8 +79,8 @@ enum k3_foreign k3_foreign_of(const struct k3_st_tensor *tensor) {
   size_t n = tensor->name_nbytes;
   if (ends_with(name, n, ".scale") && tensor->dtype == K3_DTYPE_F8_E8M0)
     return K3_FOREIGN_DEEPSEEK_V4;
-  if (tensor->dtype == K3_DTYPE_U8 && (ends_with(name, n, "_blocks") || ends_with(name, n, "_scales") || ends_with(name, n, ".blocks") ||
-                                       ends_with(name, n, ".scales")))
+  if (tensor->dtype == K3_DTYPE_U8 &&
+      (ends_with(name, n, "_blocks") || ends_with(name, n, "_scales") || ends_with(name, n, ".blocks") || ends_with(name, n, ".scales")))
     return K3_FOREIGN_GPT_OSS;
   if (ends_with(name, n, ".trellis") || ends_with(name, n, ".suh") || ends_with(name, n, ".svh"))
     return K3_FOREIGN_EXL3;
@@ -109,14 +119,15 @@ static void report_foreign(const struct k3_plan *plan, struct k3_findings *findi
   for (int kind = K3_FOREIGN_NONE + 1; kind <= K3_FOREIGN_INT8; kind++) {
     if (n[kind] > 0)
       k3_findings_report(findings, K3_CFG21, k3_ckpt_file_of(plan->ckpt, first[kind])->path, k3_ckpt_tensor(plan->ckpt, first[kind])->name,
-                         "weights in BF16, FP8, MXFP8, NVFP4, MXFP4 or packed integers",
-                         "%s: recognised, not supported (%llu %s)", what[kind], (unsigned long long)n[kind], n[kind] == 1 ? "tensor" : "tensors");
+                         "weights in BF16, FP8, MXFP8, NVFP4, MXFP4 or packed integers", "%s: recognised, not supported (%llu %s)", what[kind],
+                         (unsigned long long)n[kind], n[kind] == 1 ? "tensor" : "tensors");
   }
 }
 
 // What configs call "Linear" in a checkpoint without recipe: two dimensions, and no table that rows are looked up in.
 static bool linear_by_name(const char *module, size_t nbytes, unsigned rank) {
-  static const char *const tables[] = {"embed_tokens", "wte", "wpe", "markov_w1", "word_embeddings", "tok_embeddings", "embeddings", "embedding", "embed"};
+  static const char *const tables[] = {"embed_tokens",   "wte",        "wpe",       "markov_w1", "word_embeddings",
+                                       "tok_embeddings", "embeddings", "embedding", "embed"};
   size_t at = nbytes;
   while (at > 0 && module[at - 1] != '.')
     at--;

@@ -67,13 +67,13 @@ static enum k3_status list_stacks(const struct k3_plan *plan, struct lists *l, s
     const struct k3_plan_shard *head = &plan->shards[first];
     for (last = first + 1; last < plan->n_shards && plan->shards[last].plan_tensor == head->plan_tensor;)
       last++;
-    if (head->mapped.module == K3_MODULE_CARRY)
-      continue;
-    const struct k3_recipe_module *module = &plan->recipe->modules[head->mapped.module];
+    // A tensor that is carried outside the modules keeps its name; it needs an entry only where its name alone would say otherwise.
+    const struct k3_recipe_module *module = head->mapped.module == K3_MODULE_CARRY ? NULL : &plan->recipe->modules[head->mapped.module];
     const char *name = plan->tensors[head->plan_tensor].name;
     char copied[2 * K3_ST_MAX_NAME_NBYTES];
-    if (!module->shard && !head->mapped.of_target && !head->encoded &&
-        k3_manifest_copied_name(&l->m, k3_plan_source_of(plan, &head->mapped)->name, copied, sizeof copied) > 0 && strcmp(copied, name) == 0)
+    size_t n_copied = k3_manifest_copied_name(&l->m, k3_plan_source_of(plan, &head->mapped)->name, copied, sizeof copied);
+    bool follows = n_copied > 0 ? strcmp(copied, name) == 0 : !module;
+    if (follows && (!module || !module->shard) && !head->mapped.of_target && !head->encoded)
       continue;  // merely copied: its name follows from root and aliases
     struct k3_manifest_shard *shards = k3_arena_alloc(&l->m.arena, (last - first) * sizeof *shards, err);
     if (!shards)
@@ -83,7 +83,8 @@ static enum k3_status list_stacks(const struct k3_plan *plan, struct lists *l, s
       shards[s - first] = (struct k3_manifest_shard){shard->id, k3_plan_source_of(plan, &shard->mapped)->name, source_index(plan, l, &shard->mapped),
                                                      shard->row, shard->n_rows};
     }
-    K3_TRY(add_tensor(l, (struct k3_manifest_tensor){name, module->role, module->tp, shards, last - first}, err));
+    K3_TRY(add_tensor(l, (struct k3_manifest_tensor){name, module ? module->role : K3_ROLE_OPTIONAL, module ? module->tp : K3_TP_REPLICATE, shards,
+                                                     last - first}, err));
   }
   return K3_OK;
 }

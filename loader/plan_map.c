@@ -511,7 +511,8 @@ static enum k3_status check_family(struct k3_plan *plan, bool *stop, struct k3_f
     return k3_fail_memory(err, 0);
   for (uint64_t t = 0; t < plan->ckpt->n_tensors; t++) {
     const char *name = k3_ckpt_tensor(plan->ckpt, t)->name;
-    if (strstr(name, ".self_attn.k_proj.")) {
+    size_t stem_nbytes;
+    if (strstr(name, ".self_attn.k_proj.") && !k3_kv_scale_of(name, strlen(name), &stem_nbytes)) {
       k3_findings_report(findings, K3_CFG20, k3_config_file(plan->ckpt->config), name, "q_a_proj, kv_a_proj_with_mqa and kv_b_proj",
                          "config.json says k3_dspark (MLA), the tensors are those of a GQA drafter");
       break;

@@ -12,8 +12,8 @@ enum k3_engine { K3_ENGINE_K3PACK, K3_ENGINE_VLLM, K3_ENGINE_SGLANG, K3_ENGINE_T
 enum k3_severity k3_rule_severity(enum k3_rule rule, enum k3_engine engine);
 
 // As k3_findings_report, with the severity for that engine.
-void k3_rules_report(struct k3_findings *findings, enum k3_engine engine, enum k3_rule rule, const char *file, const char *tensor, const char *allowed,
-                     const char *found, ...) K3_PRINTF(7, 8);
+void k3_rules_report(struct k3_findings *findings, enum k3_engine engine, enum k3_rule rule, const char *file, const char *tensor,
+                     const char *allowed, const char *found, ...) K3_PRINTF(7, 8);
 
 // CFG01 .. CFG04, CFG07 .. CFG10, CFG12, CFG13, CFG15 .. CFG18, MAP03 of KV scales. Headers and JSON only.
 // Fails for lack of memory only.
@@ -21,14 +21,15 @@ enum k3_status k3_rules_config(const struct k3_plan *plan, enum k3_engine engine
 
 // What the scales of one module say, for the rules that compare modules.
 struct k3_scale_facts {
-  bool read;              // the scales were read and are finite
+  bool read;  // the scales were read and are finite
   bool has_second, has_input;
-  float second, input;    // as stored
-  float factor;           // second scale as a multiplier; the per-tensor scale of fp8-tensor; else 1
+  float second, input;         // as stored
+  float factor;                // second scale as a multiplier; the per-tensor scale of fp8-tensor; else 1
   float max_scale, min_scale;  // of the block scales; min of those that are not zero
 };
 
-// SCL01 .. SCL16, SCL18, TEN08, TEN10, TEN17. Reads scale tensors on n_threads threads (0: one per CPU); weights only under a zero or suspicious scale.
+// SCL01 .. SCL16, SCL18, TEN08, TEN10, TEN17. Reads scale tensors on n_threads threads (0: one per CPU); weights only under a zero or suspicious
+// scale.
 //   facts  [plan->linears.n_items], filled
 // Fails for lack of memory, or when a tensor cannot be read.
 enum k3_status k3_rules_scales(const struct k3_plan *plan, enum k3_engine engine, int n_threads, struct k3_scale_facts *facts,

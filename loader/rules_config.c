@@ -15,7 +15,7 @@ static const struct {
   enum k3_severity of[4];  // k3pack, vllm, sglang, trtllm
 } BY_ENGINE[] = {
     {K3_FUS01, {K3_ERROR, K3_ERROR, K3_ERROR, K3_ERROR}},
-    {K3_FUS02, {K3_INFO, K3_ERROR, K3_ERROR, K3_ERROR}},      // maximum without rescaling; TensorRT-LLM asserts equality
+    {K3_FUS02, {K3_INFO, K3_ERROR, K3_ERROR, K3_ERROR}},  // maximum without rescaling; TensorRT-LLM asserts equality
     {K3_FUS03, {K3_INFO, K3_WARNING, K3_WARNING, K3_WARNING}},
     {K3_FUS04, {K3_INFO, K3_WARNING, K3_WARNING, K3_WARNING}},  // requantised with the maximum
     {K3_FUS05, {K3_INFO, K3_ERROR, K3_ERROR, K3_ERROR}},
@@ -37,8 +37,8 @@ enum k3_severity k3_rule_severity(enum k3_rule rule, enum k3_engine engine) {
   return k3_rule_info(rule)->severity;
 }
 
-void k3_rules_report(struct k3_findings *findings, enum k3_engine engine, enum k3_rule rule, const char *file, const char *tensor, const char *allowed,
-                     const char *found, ...) {
+void k3_rules_report(struct k3_findings *findings, enum k3_engine engine, enum k3_rule rule, const char *file, const char *tensor,
+                     const char *allowed, const char *found, ...) {
   struct k3_error finding = {0};
   char text[512];
   va_list args;
@@ -110,8 +110,8 @@ static void check_modules(const struct rules *r) {
       REPORT(r, r->config->mixed && r->config->dialect == K3_DIALECT_MODELOPT ? K3_CFG13 : K3_CFG03, path_of(r, linear), weight->name,
              "an entry for every quantised module", "stored as %s, but nothing in the config names it", k3_scheme_name(linear->scheme.scheme));
     if (says->rival)
-      REPORT(r, K3_CFG12, path_of(r, linear), weight->name, "one group for each module", "groups %s and %s match it equally well, with other arguments",
-             says->group->name, says->rival->name);
+      REPORT(r, K3_CFG12, path_of(r, linear), weight->name, "one group for each module",
+             "groups %s and %s match it equally well, with other arguments", says->group->name, says->rival->name);
   }
 }
 
@@ -166,9 +166,11 @@ static void check_entry(const struct rules *r, const struct k3_quant_entry *entr
   const char *file = r->config->file, *body = entry->text + (begins(entry->text, "re:") ? 3 : 0);
   bool mixed = target && r->config->mixed && r->config->dialect == K3_DIALECT_MODELOPT;
   if (entry->too_much)
-    REPORT(r, K3_CFG10, file, entry->text, "a pattern that matches or fails quickly", "matching a module's name takes too many steps; the match was given up");
+    REPORT(r, K3_CFG10, file, entry->text, "a pattern that matches or fails quickly",
+           "matching a module's name takes too many steps; the match was given up");
   // A head that is borrowed from the target is often listed all the same.
-  bool head = strcmp(entry->text, "lm_head") == 0 || strcmp(body, ".*lm_head.*") == 0 || strcmp(body, ".*lm_head") == 0 || strcmp(body, ".*lm_head$") == 0;
+  bool head =
+      strcmp(entry->text, "lm_head") == 0 || strcmp(body, ".*lm_head.*") == 0 || strcmp(body, ".*lm_head") == 0 || strcmp(body, ".*lm_head$") == 0;
   if (entry->n_matches == 0 && !entry->class_name && !entry->too_much && !head) {
     if (mixed)
       REPORT(r, K3_CFG13, file, entry->text, "names of modules that are there", "an entry of quantized_layers that names no module");
@@ -183,7 +185,8 @@ static void check_entry(const struct rules *r, const struct k3_quant_entry *entr
   if (k3_pattern_kind_of(entry->pattern) == K3_PATTERN_GLOB) {
     uint64_t n_odd = n_only_substring(r, entry);
     if (n_odd > 0)
-      REPORT(r, K3_CFG09, file, entry->text, "globs that mean the same as substrings", "read as a substring it would match %llu more modules", (ull)n_odd);
+      REPORT(r, K3_CFG09, file, entry->text, "globs that mean the same as substrings", "read as a substring it would match %llu more modules",
+             (ull)n_odd);
   }
 }
 
@@ -207,7 +210,8 @@ static enum k3_status check_kv(const struct rules *r, struct k3_error *err) {
     REPORT(r, K3_CFG15, k3_ckpt_file_of(ckpt, first)->path, k3_ckpt_tensor(ckpt, first)->name, "a kv_cache_scheme in the config",
            "%zu scales of a KV cache, and the config declares no quantised cache", n_kv);
   if (n_kv == 0 && r->config && r->config->kv_scheme)
-    REPORT(r, K3_CFG15, r->config->file, "kv_cache_scheme", "k_scale and v_scale of every layer", "a quantised KV cache is declared, and no tensor holds a scale");
+    REPORT(r, K3_CFG15, r->config->file, "kv_cache_scheme", "k_scale and v_scale of every layer",
+           "a quantised KV cache is declared, and no tensor holds a scale");
   while (n_slots < 2 * n_kv)
     n_slots *= 2;
   struct kv_seen *seen = k3_calloc(n_slots, sizeof *seen, err);

@@ -14,8 +14,8 @@ typedef unsigned long long ull;
 // A member of a fusion set. Sets stand together, members in the order of their rows.
 struct member {
   uint32_t linear;
-  uint32_t set;     // what the set is fused into: the first module with that `into`, or a family of names
-  uint64_t row;     // shard id, or place in the family
+  uint32_t set;        // what the set is fused into: the first module with that `into`, or a family of names
+  uint64_t row;        // shard id, or place in the family
   const char *parent;  // generic: name of the parent module
   size_t parent_nbytes;
 };
@@ -44,7 +44,8 @@ static void report(const struct fusion *f, const struct k3_linear *linear, enum 
   va_end(args);
   const struct k3_ckpt *ckpt = k3_linear_ckpt(f->plan, linear);
   uint32_t t = linear->tensors[param];
-  k3_rules_report(f->findings, f->engine, rule, k3_ckpt_file_of(ckpt, t)->path, subject ? subject : k3_ckpt_tensor(ckpt, t)->name, allowed, "%s", text);
+  k3_rules_report(f->findings, f->engine, rule, k3_ckpt_file_of(ckpt, t)->path, subject ? subject : k3_ckpt_tensor(ckpt, t)->name, allowed, "%s",
+                  text);
 }
 
 // ---- the sets ----
@@ -54,8 +55,8 @@ static const struct {
   const char *name;
   uint32_t family, place;
 } FAMILIES[] = {
-    {"q_proj", 1, 0},   {"k_proj", 1, 1}, {"v_proj", 1, 2}, {"gate_proj", 2, 0}, {"up_proj", 2, 1},
-    {"q_a_proj", 3, 0}, {"kv_a_proj_with_mqa", 3, 1},       {"w1", 4, 0},        {"w3", 4, 1},
+    {"q_proj", 1, 0}, {"k_proj", 1, 1}, {"v_proj", 1, 2}, {"gate_proj", 2, 0}, {"up_proj", 2, 1}, {"q_a_proj", 3, 0}, {"kv_a_proj_with_mqa", 3, 1},
+    {"w1", 4, 0},     {"w3", 4, 1},
 };
 
 static void family_of(const struct k3_linear *linear, struct member *member) {
@@ -185,8 +186,8 @@ static void check_scales(const struct fusion *f, const struct member *members, s
              "with one second scale for all, blocks would lie %.3g below the largest weight: subnormal or lost", reach);
   }
   if (n_input >= 2 && differ(input.low, input.high))
-    report(f, first, k3_linear_input(first), K3_FUS03, NULL, "one input scale: all members see the same input",
-           "input scales %g to %g, ratio %.4g", (double)input.low, (double)input.high, (double)input.high / (double)input.low);
+    report(f, first, k3_linear_input(first), K3_FUS03, NULL, "one input scale: all members see the same input", "input scales %g to %g, ratio %.4g",
+           (double)input.low, (double)input.high, (double)input.high / (double)input.low);
   if (n_tensor >= 2 && differ(tensor.low, tensor.high))
     report(f, first, k3_linear_scale(first), K3_FUS04, NULL, "one scale for all members, or an engine that keeps each its own",
            "per-tensor scales %g to %g, ratio %.4g: an engine that requantises with the largest rounds once more (error up to 5.9 %%)",
@@ -235,8 +236,9 @@ static void check_view(const struct fusion *f, const char *view) {
       first = linear;
     else if (!same_scheme(first, linear) && !(first->is_plain && linear->is_plain)) {
       char name[512];
-      report(f, linear, k3_linear_weight(linear), K3_FUS01, view, "one scheme for all layers of the cross-layer projection", "%s is stored as %s, others as %s",
-             k3_linear_text(linear, name, sizeof name), k3_scheme_name(linear->scheme.scheme), k3_scheme_name(first->scheme.scheme));
+      report(f, linear, k3_linear_weight(linear), K3_FUS01, view, "one scheme for all layers of the cross-layer projection",
+             "%s is stored as %s, others as %s", k3_linear_text(linear, name, sizeof name), k3_scheme_name(linear->scheme.scheme),
+             k3_scheme_name(first->scheme.scheme));
       return;
     }
     last = linear;
@@ -268,8 +270,8 @@ static void check_view(const struct fusion *f, const char *view) {
     report_second(f, &second, K3_FUS06, view, n_second);
   else if (n_tensor >= 2 && differ(tensor.low, tensor.high))
     report(f, first, k3_linear_scale(first), K3_FUS06, view, "one scale for all layers, or an engine that keeps each its own",
-           "%zu members with per-tensor scales %g to %g, ratio %.4g: requantised with the largest, each is rounded once more (error up to 5.9 %%)", n_tensor,
-           (double)tensor.low, (double)tensor.high, (double)tensor.high / (double)tensor.low);
+           "%zu members with per-tensor scales %g to %g, ratio %.4g: requantised with the largest, each is rounded once more (error up to 5.9 %%)",
+           n_tensor, (double)tensor.low, (double)tensor.high, (double)tensor.high / (double)tensor.low);
 }
 
 enum k3_status k3_rules_fusion(const struct k3_plan *plan, enum k3_engine engine, const struct k3_scale_facts *facts, struct k3_findings *findings,

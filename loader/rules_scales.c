@@ -28,7 +28,7 @@ struct seen {
   struct tally nan, infinite, negative, placeholder, epsilon, outlier, subnormal, odd_exponent, zero_over_codes, zero_over_zeros, no_power_of_two;
   uint64_t n, n_tiny_integers, n_exponent_like, n_powers_of_two;  // E8M0 bytes 0 and 1; floats that are integers 64 .. 190; powers of two
   bool any_one, any_codes;
-  bool all_ones;          // every byte is 0xFF
+  bool all_ones;  // every byte is 0xFF
   float max, min_nonzero;
 };
 
@@ -345,7 +345,8 @@ static void report_floats(const struct report *r, const struct k3_linear *linear
   report_tally(r, linear, K3_SCL02, &seen->infinite, seen->n, "finite scales", "are infinite");
   report_tally(r, linear, K3_SCL07, &seen->placeholder, seen->n, "scales that were loaded", "are the smallest float, a loader's placeholder");
   report_tally(r, linear, integers ? K3_SCL06 : K3_SCL05, &seen->negative, seen->n, "positive scales", "are negative");
-  report_tally(r, linear, K3_SCL04, &seen->zero_over_codes, seen->n, "a scale above zero over weights that are not zero", "are zero over codes that are not");
+  report_tally(r, linear, K3_SCL04, &seen->zero_over_codes, seen->n, "a scale above zero over weights that are not zero",
+               "are zero over codes that are not");
   report_dead_blocks(r, linear, seen);
   report_tally(r, linear, K3_SCL13, &seen->epsilon, seen->n, "scales of live regions", "are an epsilon: their region was zero");
   report_tally(r, linear, K3_SCL14, &seen->outlier, seen->n, "scales within 2^12 of the median", "lie far from the median");
@@ -358,7 +359,8 @@ static void report_floats(const struct report *r, const struct k3_linear *linear
 static void report_bytes(const struct report *r, const struct k3_linear *linear, const struct seen *seen) {
   if (linear->scheme.scheme == K3_SCHEME_NVFP4) {
     report_tally(r, linear, K3_SCL05, &seen->negative, seen->n, "block scales without sign", "have the sign bit set");
-    report_tally(r, linear, K3_SCL04, &seen->zero_over_codes, seen->n, "a scale above zero over codes that are not zero", "are zero over codes that are not");
+    report_tally(r, linear, K3_SCL04, &seen->zero_over_codes, seen->n, "a scale above zero over codes that are not zero",
+                 "are zero over codes that are not");
     report_dead_blocks(r, linear, seen);
     report_tally(r, linear, K3_SCL10, &seen->subnormal, seen->n, "block scales of at least 2^-6", "are subnormal, which some kernels flush to zero");
     return;
@@ -395,14 +397,16 @@ static enum k3_status check_integers(const struct report *r, struct k3_linear *l
       cols = narrow[1];
     }
     // The last word of a row may be padded, so with odd widths the columns are a bound.
-    bool fits = rows == (int64_t)linear->n_rows && cols > 0 && (linear->n_cols == 0 || cols == (int64_t)linear->n_cols ||
-                (packed && cols < (int64_t)linear->n_cols && k3_quant_row_nbytes(&linear->scheme, (uint64_t)cols) == k3_quant_row_nbytes(&linear->scheme, linear->n_cols)));
+    bool fits = rows == (int64_t)linear->n_rows && cols > 0 &&
+                (linear->n_cols == 0 || cols == (int64_t)linear->n_cols ||
+                 (packed && cols < (int64_t)linear->n_cols &&
+                  k3_quant_row_nbytes(&linear->scheme, (uint64_t)cols) == k3_quant_row_nbytes(&linear->scheme, linear->n_cols)));
     if (!fits)
       report_tensor(r, linear, K3_PARAM_WEIGHT_SHAPE, K3_TEN08, "the shape of the packed weight", "[%lld, %lld], the tensor holds [%llu, %llu]",
                     (long long)rows, (long long)cols, (ull)linear->n_rows, (ull)linear->n_cols);
   } else if (shape) {
-    report_tensor(r, linear, K3_PARAM_WEIGHT_SHAPE, K3_TEN08, "two numbers of I64 or I32", "%s of %llu elements", k3_dtype_name((enum k3_dtype)shape->dtype),
-                  (ull)k3_st_n_elems(shape));
+    report_tensor(r, linear, K3_PARAM_WEIGHT_SHAPE, K3_TEN08, "two numbers of I64 or I32", "%s of %llu elements",
+                  k3_dtype_name((enum k3_dtype)shape->dtype), (ull)k3_st_n_elems(shape));
   }
   if (index && packed) {
     uint64_t n = k3_st_n_elems(index), n_groups = linear->scheme.block_cols ? k3_ceil_div_u64(linear->n_cols, linear->scheme.block_cols) : 1;
@@ -465,8 +469,8 @@ static enum k3_status report_one(const struct report *r, size_t i, const struct 
   return check_integers(r, linear, err);
 }
 
-// SCL09, but for modules that share their second scale: siblings cannot all be tight. SCL18: files of the "4/6" recipe, whose largest block scale is 256
-// everywhere.
+// SCL09, but for modules that share their second scale: siblings cannot all be tight. SCL18: files of the "4/6" recipe, whose largest block scale is
+// 256 everywhere.
 static enum k3_status report_tightness(const struct report *r, const struct k3_scale_facts *facts, struct k3_error *err) {
   const struct k3_linears *linears = &r->plan->linears;
   const struct k3_linear *first = NULL;
@@ -497,8 +501,8 @@ static enum k3_status report_tightness(const struct report *r, const struct k3_s
   }
   k3_free(seconds);
   if (n >= 2 && n_256 == n)
-    report_tensor(r, first, k3_linear_scale(first), K3_SCL18, "block scales up to 448", "the largest block scale is 256 in all %llu modules (a 4/6 recipe)",
-                  (ull)n);
+    report_tensor(r, first, k3_linear_scale(first), K3_SCL18, "block scales up to 448",
+                  "the largest block scale is 256 in all %llu modules (a 4/6 recipe)", (ull)n);
   return K3_OK;
 }
 

@@ -26,10 +26,10 @@ static const char *path_of(const struct look *look, const struct k3_st_tensor *t
   return ckpt->source;
 }
 
-#define REPORT(look, rule, subject, allowed, ...)                                                            \
-  do {                                                                                                       \
+#define REPORT(look, rule, subject, allowed, ...)                                                              \
+  do {                                                                                                         \
     k3_findings_report((look)->findings, rule, path_of(look, subject), (subject)->name, allowed, __VA_ARGS__); \
-    (look)->linear->is_sound = false;                                                                        \
+    (look)->linear->is_sound = false;                                                                          \
   } while (0)
 
 static const char *shape_text(const struct k3_st_tensor *tensor, char *dst, size_t capacity) {
@@ -118,10 +118,10 @@ static void check_grid(const struct look *look) {
     return;
   }
   bool padded = rows == rounded(wanted_rows, 128) && cols == rounded(wanted_cols, 4);
-  const char *hint = padded                                       ? ": padded to tiles of 128 x 4, as after a swizzle"
+  const char *hint = padded                                           ? ": padded to tiles of 128 x 4, as after a swizzle"
                      : rows == wanted_rows && 2 * cols == wanted_cols ? ": half as many, the groups are twice as long"
                      : rows == wanted_rows && cols == 2 * wanted_cols ? ": twice as many, the groups are half as long"
-                                                                  : "";
+                                                                      : "";
   if (rows != wanted_rows)
     REPORT(look, K3_TEN06, look->scale, allowed, "shape %s%s", found, hint);
   if (cols != wanted_cols && !(padded && rows != wanted_rows))
@@ -187,9 +187,7 @@ static void classify_fp4(const struct look *look) {
   }
   check_whole_groups(look);
   enum k3_param second = k3_linear_second(linear);
-  linear->scheme.second = !as_nvfp4                                 ? K3_SECOND_NONE
-                          : second == K3_PARAM_WEIGHT_SCALE_2       ? K3_SECOND_MULTIPLY
-                                                                    : K3_SECOND_DIVIDE;
+  linear->scheme.second = !as_nvfp4 ? K3_SECOND_NONE : second == K3_PARAM_WEIGHT_SCALE_2 ? K3_SECOND_MULTIPLY : K3_SECOND_DIVIDE;
   if (as_nvfp4 && second == K3_PARAM_KNOWN_COUNT)
     report_missing(look, linear->tensors[K3_PARAM_WEIGHT_PACKED] != K3_LINEAR_ABSENT ? "weight_global_scale" : "weight_scale_2",
                    "the second scale of NVFP4");
@@ -256,7 +254,8 @@ static void classify_fp8(const struct look *look) {
     return;
   }
   if (look->args && look->args->e8m0 && look->args->group_size == 32 && is_wide(look->scale->dtype)) {
-    REPORT(look, K3_TEN04, look->scale, "U8 or F8_E8M0", "the config says E8M0 scales, these are %s", k3_dtype_name((enum k3_dtype)look->scale->dtype));
+    REPORT(look, K3_TEN04, look->scale, "U8 or F8_E8M0", "the config says E8M0 scales, these are %s",
+           k3_dtype_name((enum k3_dtype)look->scale->dtype));
     return;
   }
   linear->scheme = fp8_scheme(look);
@@ -293,7 +292,8 @@ static void classify_int(const struct look *look) {
     return;
   }
   if (!is_wide(look->scale->dtype)) {
-    REPORT(look, K3_TEN04, look->scale, "BF16, F16 or F32", "scales of dtype %s beside packed integers", k3_dtype_name((enum k3_dtype)look->scale->dtype));
+    REPORT(look, K3_TEN04, look->scale, "BF16, F16 or F32", "scales of dtype %s beside packed integers",
+           k3_dtype_name((enum k3_dtype)look->scale->dtype));
     return;
   }
   linear->scheme.scale_dtype = (enum k3_dtype)look->scale->dtype;
@@ -317,7 +317,8 @@ static void classify_int(const struct look *look) {
   if (linear->n_cols == 0)
     return;
   uint64_t whole = 4 * k3_ceil_div_u64(linear->n_cols, 32u / args->num_bits);
-  linear->scheme.words_hold_whole = 32 % args->num_bits != 0 && k3_quant_row_nbytes(&linear->scheme, linear->n_cols) != 4 * n_words && whole == 4 * n_words;
+  linear->scheme.words_hold_whole =
+      32 % args->num_bits != 0 && k3_quant_row_nbytes(&linear->scheme, linear->n_cols) != 4 * n_words && whole == 4 * n_words;
   if (k3_quant_row_nbytes(&linear->scheme, linear->n_cols) != 4 * n_words)
     REPORT(look, K3_TEN07, look->weight, "words that hold a row of codes", "%llu words for %llu codes of %u bits", (ull)n_words, (ull)linear->n_cols,
            args->num_bits);
@@ -350,12 +351,16 @@ static void check_never(const struct look *look) {
   size_t n = strlen(text);
   bool norm = n >= 4 && strcmp(text + n - 4, "norm") == 0;
   if (linear->module == UINT16_MAX && (look->weight->rank < 2 || norm || (!linear->is_linear && look->weight->rank == 2)))
-    REPORT(look, K3_TEN15, look->weight, "a plain weight", "a quantised %s", look->weight->rank < 2 || norm ? "norm or vector" : "look-up table or router");
+    REPORT(look, K3_TEN15, look->weight, "a plain weight", "a quantised %s",
+           look->weight->rank < 2 || norm ? "norm or vector" : "look-up table or router");
 }
 
 void k3_linear_classify(const struct k3_plan *plan, struct k3_linear *linear, struct k3_findings *findings) {
   enum k3_param weight_param = k3_linear_weight(linear), second = k3_linear_second(linear);
-  struct look look = {.plan = plan, .linear = linear, .findings = findings, .weight = k3_linear_tensor(plan, linear, weight_param),
+  struct look look = {.plan = plan,
+                      .linear = linear,
+                      .findings = findings,
+                      .weight = k3_linear_tensor(plan, linear, weight_param),
                       .scale = k3_linear_tensor(plan, linear, k3_linear_scale(linear)),
                       .args = linear->says.group ? &linear->says.group->weights : NULL};
   const struct k3_st_tensor *w = look.weight;

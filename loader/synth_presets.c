@@ -67,11 +67,11 @@ static const struct k3_synth_row *const target_tables[] = {target_rows, NULL};
 static const struct k3_synth_row many_rows[] = {
     {"model.layers.{i}.input_layernorm.weight", "H", K3_SYNTH_NORM, NULL},
     {"model.layers.{i}.block_sparse_moe.experts.{e}.w1.weight", "I,H", K3_SYNTH_MATRIX, NULL},
-    {"model.layers.{i}.block_sparse_moe.experts.{e}.w1.weight_scale", "I,56", K3_SYNTH_MATRIX, NULL},
+    {"model.layers.{i}.block_sparse_moe.experts.{e}.w1.expert_scale", "I,56", K3_SYNTH_MATRIX, NULL},
     {"model.layers.{i}.block_sparse_moe.experts.{e}.w2.weight", "H,I", K3_SYNTH_MATRIX, NULL},
-    {"model.layers.{i}.block_sparse_moe.experts.{e}.w2.weight_scale", "H,48", K3_SYNTH_MATRIX, NULL},
+    {"model.layers.{i}.block_sparse_moe.experts.{e}.w2.expert_scale", "H,48", K3_SYNTH_MATRIX, NULL},
     {"model.layers.{i}.block_sparse_moe.experts.{e}.w3.weight", "I,H", K3_SYNTH_MATRIX, NULL},
-    {"model.layers.{i}.block_sparse_moe.experts.{e}.w3.weight_scale", "I,56", K3_SYNTH_MATRIX, NULL},
+    {"model.layers.{i}.block_sparse_moe.experts.{e}.w3.expert_scale", "I,56", K3_SYNTH_MATRIX, NULL},
     {0},
 };
 static const struct k3_synth_row *const many_tables[] = {many_rows, NULL};

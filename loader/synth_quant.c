@@ -17,14 +17,14 @@ struct k3_synth_matrix {
   struct k3_quant_encoder encoder;
   bool modelopt, has_scale;
   uint64_t scale_rows, scale_cols;
-  int family;      // 1 q_a and kv_a, 2 gate and up, 0 alone
+  int family;  // 1 q_a and kv_a, 2 gate and up, 0 alone
   uint64_t layer;
   float amax, input_amax;
 };
 
 // Names of what quantised drafters and mixtures quantise.
-static const char *const PROJECTIONS[] = {"q_a_proj", "kv_a_proj_with_mqa", "q_b_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
-                                          "context_proj", "fc", "markov_w2", "w1", "w2", "w3"};
+static const char *const PROJECTIONS[] = {"q_a_proj", "kv_a_proj_with_mqa", "q_b_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "context_proj",
+                                          "fc",       "markov_w2",          "w1",       "w2",     "w3"};
 
 static const char *module_end(const char *key) {
   const char *dot = strrchr(key, '.');
@@ -96,8 +96,8 @@ static enum k3_status put_part(struct grower *g, struct k3_synth_matrix *matrix,
   const char *name = matrix->source.name, *end = module_end(name);
   char text[600];
   int n = snprintf(text, sizeof text, "%.*s.%s", (int)(end - name), name, param);
-  struct k3_synth_tensor t = {.key = matrix->source.key, .n_elems = 1, .matrix = matrix, .rank = (uint8_t)rank, .dtype = (uint8_t)dtype,
-                              .part = (uint8_t)part};
+  struct k3_synth_tensor t = {
+      .key = matrix->source.key, .n_elems = 1, .matrix = matrix, .rank = (uint8_t)rank, .dtype = (uint8_t)dtype, .part = (uint8_t)part};
   t.name = k3_arena_strndup(&g->list->arena, text, (size_t)n, g->err);
   if (!t.name)
     return K3_NO_MEMORY;
@@ -113,12 +113,15 @@ static enum k3_status quantise_one(struct grower *g, const struct k3_synth_tenso
     return K3_NO_MEMORY;
   bool modelopt = options->dialect == K3_SYNTH_MODELOPT, deepseek = options->dialect == K3_SYNTH_DEEPSEEK;
   enum k3_scheme scheme = options->scheme;
-  *m = (struct k3_synth_matrix){.next = g->list->matrices, .source = *source, .family = family_of(source->key), .layer = layer_of(source->key),
-                                .modelopt = modelopt};
+  *m = (struct k3_synth_matrix){
+      .next = g->list->matrices, .source = *source, .family = family_of(source->key), .layer = layer_of(source->key), .modelopt = modelopt};
   g->list->matrices = m;
-  m->encoder = (struct k3_quant_encoder){.scheme = k3_quant_scheme_default(scheme), .src_dtype = (enum k3_dtype)source->dtype,
+  m->encoder = (struct k3_quant_encoder){.scheme = k3_quant_scheme_default(scheme),
+                                         .src_dtype = (enum k3_dtype)source->dtype,
                                          .nvfp4_mode = modelopt ? K3_NVFP4_MODELOPT : K3_NVFP4_COMPRESSED_TENSORS,
-                                         .mx_mode = modelopt ? K3_MX_MODELOPT : deepseek ? K3_MX_CEIL : K3_MX_DEFAULT};
+                                         .mx_mode = modelopt   ? K3_MX_MODELOPT
+                                                    : deepseek ? K3_MX_CEIL
+                                                               : K3_MX_DEFAULT};
   // compressed-tensors keeps FP8 scales in the dtype of the weights.
   bool float_scale = m->encoder.scheme.scale_dtype == K3_DTYPE_F32;
   if (float_scale && options->dialect == K3_SYNTH_COMPRESSED_TENSORS)
@@ -233,8 +236,8 @@ enum k3_status k3_synth_measure(struct k3_synth_list *list, const struct k3_synt
         amax = k3_amax_merge(amax, other->amax);
     }
     m->encoder.scale = options->scheme == K3_SCHEME_FP8_TENSOR ? k3_fp8_scale(amax, m->encoder.scheme.scale_dtype)
-                       : m->modelopt                          ? k3_nvfp4_multiplier(amax)
-                                                              : k3_nvfp4_divisor(amax);
+                       : m->modelopt                           ? k3_nvfp4_multiplier(amax)
+                                                               : k3_nvfp4_divisor(amax);
   }
   k3_free(measure.matrices);
   return status;

@@ -155,5 +155,15 @@ g = c['quantization_config']['config_groups']
 g['group_0']['format'] = 'mxfp4-pack-quantized'
 g['group_1'] = dict(g['group_0'], targets=['re:.*nothing'])
 c['quantization_config']['format'] = 'mixed-precision'" CFG18/info 0
+# Scales of the KV cache, under any spelling: carried under their own names, so that export gives the same files back.
+damage nvfp4 "
+for l in range(3):
+    for x in 'kv':
+        t['layers.%d.self_attn.%s_proj.%s_scale' % (l, x, x)] = ['F32', [], struct.pack('<f', 0.05 + l)]
+c['quantization_config']['kv_cache_scheme'] = {'num_bits': 8, 'type': 'float', 'strategy': 'tensor'}" "FUS02/info" 0
+"$K3PACK" convert "$work/bad" -o "$work/image" --quiet && "$K3PACK" export "$work/image" -o "$work/back" --quiet && diff -r "$work/bad" "$work/back" >/dev/null ||
+  complain "a checkpoint with KV scales does not come back as it was"
+"$K3PACK" inspect "$work/image" --json | grep -q 'layers.2.self_attn.v_proj.v_scale' || complain "the image does not hold the KV scales"
+damage nvfp4 "t['layers.0.self_attn.v_scale'] = ['F32', [], struct.pack('<f', 0.05)]" CFG15/warning 0
 echo "$failed complaints"
 [ "$failed" = 0 ]

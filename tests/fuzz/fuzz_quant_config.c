@@ -2,7 +2,8 @@
 #include "formats/quant_config.h"
 #include "tests/fuzz/fuzz.h"
 
-static const char *const MODULES[] = {"lm_head", "model.layers.0.self_attn.q_a_proj", "layers.1.mlp.gate_proj", "model.layers.3.experts.17.w1", "norm"};
+static const char *const MODULES[] = {"lm_head", "model.layers.0.self_attn.q_a_proj", "layers.1.mlp.gate_proj", "model.layers.3.experts.17.w1",
+                                      "norm"};
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t nbytes) {
   const char *text = fuzz_guarded(data, &nbytes), *zero = nbytes > 0 ? memchr(text, 0, nbytes) : NULL;

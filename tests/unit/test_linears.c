@@ -1,11 +1,10 @@
 // The linear layers of synthetic quantised drafters: which scheme each is found to have, what its scales say, and how severe that is for whom.
-#include "loader/linears.h"
-
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "loader/check.h"
+#include "loader/linears.h"
 #include "loader/synth.h"
 #include "temp_folder.h"
 #include "unit.h"
@@ -22,7 +21,8 @@ static void open_synth(struct opened *o, const struct k3_synth_options *options,
   struct k3_error err = {0};
   struct k3_check_options check = {.recipe = recipe, .depth = K3_DEPTH_SCALES, .n_threads = 1, .plan = {.digests = true}};
   *o = (struct opened){0};
-  if (k3_synth_write(temp_path("source"), options, NULL, &err) != K3_OK || k3_ckpt_open(temp_path("source"), NULL, &o->ckpt, &o->findings, &err) != K3_OK ||
+  if (k3_synth_write(temp_path("source"), options, NULL, &err) != K3_OK ||
+      k3_ckpt_open(temp_path("source"), NULL, &o->ckpt, &o->findings, &err) != K3_OK ||
       k3_check_run(&o->ckpt, NULL, &check, &o->recipe, &o->plan, &o->summary, &o->findings, &err) != K3_OK)
     fail_msg("%s", err.found);
 }
@@ -71,8 +71,11 @@ static void schemes_are_found(void **state) {
   for (size_t r = 0; r < sizeof TABLE / sizeof TABLE[0]; r++) {
     for (int generic = 0; generic < 2; generic++) {
       struct opened o;
-      open_synth(&o, &(struct k3_synth_options){.preset = "tiny", .dtype = K3_DTYPE_BF16, .scheme = TABLE[r].scheme, .dialect = TABLE[r].dialect, .replace = true, .n_threads = 1},
-                 generic ? "generic" : "k3-dspark");
+      open_synth(
+          &o,
+          &(struct k3_synth_options){
+              .preset = "tiny", .dtype = K3_DTYPE_BF16, .scheme = TABLE[r].scheme, .dialect = TABLE[r].dialect, .replace = true, .n_threads = 1},
+          generic ? "generic" : "k3-dspark");
       const struct k3_quant_scheme usual = k3_quant_scheme_default(TABLE[r].scheme);
       const struct k3_linear *kv = linear_of(&o, "layers.2.self_attn.kv_a_proj_with_mqa");
       if (kv->scheme.scheme != TABLE[r].scheme)
@@ -112,8 +115,15 @@ static void facts_of_scales(void **state) {
   for (int dialect = K3_SYNTH_COMPRESSED_TENSORS; dialect <= K3_SYNTH_MODELOPT; dialect++) {
     for (int share = K3_SYNTH_SHARE_NONE; share <= K3_SYNTH_SHARE_COMPONENT; share++) {
       struct opened o;
-      open_synth(&o, &(struct k3_synth_options){.preset = "tiny", .dtype = K3_DTYPE_BF16, .scheme = K3_SCHEME_NVFP4, .dialect = (enum k3_synth_dialect)dialect,
-                                                .share = (enum k3_synth_share)share, .replace = true, .n_threads = 1}, "k3-dspark");
+      open_synth(&o,
+                 &(struct k3_synth_options){.preset = "tiny",
+                                            .dtype = K3_DTYPE_BF16,
+                                            .scheme = K3_SCHEME_NVFP4,
+                                            .dialect = (enum k3_synth_dialect)dialect,
+                                            .share = (enum k3_synth_share)share,
+                                            .replace = true,
+                                            .n_threads = 1},
+                 "k3-dspark");
       struct k3_scale_facts *facts = test_calloc(o.plan.linears.n_items, sizeof *facts);
       struct k3_findings findings = {0};
       assert_int_equal(k3_rules_scales(&o.plan, K3_ENGINE_K3PACK, 2, facts, &findings, NULL), K3_OK);
@@ -159,10 +169,14 @@ static void names_of_cache_scales(void **state) {
     char which;
     const char *stem;
   } cases[] = {
-      {"l.0.self_attn.k_scale", 'k', "l.0.self_attn"},        {"l.0.self_attn.k_proj.k_scale", 'k', "l.0.self_attn"},
-      {"l.0.self_attn.attn.v_scale", 'v', "l.0.self_attn"},   {"l.0.self_attn.v_proj.output_scale", 'v', "l.0.self_attn"},
-      {"l.0.self_attn.q_proj.q_scale", 'q', "l.0.self_attn"}, {"l.0.self_attn.kv_scale", 'b', "l.0.self_attn"},
-      {"l.0.mlp.up_proj.weight_scale", 0, ""},                {"k_scale", 0, ""},
+      {"l.0.self_attn.k_scale", 'k', "l.0.self_attn"},
+      {"l.0.self_attn.k_proj.k_scale", 'k', "l.0.self_attn"},
+      {"l.0.self_attn.attn.v_scale", 'v', "l.0.self_attn"},
+      {"l.0.self_attn.v_proj.output_scale", 'v', "l.0.self_attn"},
+      {"l.0.self_attn.q_proj.q_scale", 'q', "l.0.self_attn"},
+      {"l.0.self_attn.kv_scale", 'b', "l.0.self_attn"},
+      {"l.0.mlp.up_proj.weight_scale", 0, ""},
+      {"k_scale", 0, ""},
       {"l.0.o_proj.output_scale", 0, ""},
   };
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -197,8 +211,8 @@ static void memory_may_fail(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(schemes_are_found), cmocka_unit_test(plain_checkpoints_have_no_quantised_layers),
-      cmocka_unit_test(facts_of_scales),   cmocka_unit_test(severities),
+      cmocka_unit_test(schemes_are_found),     cmocka_unit_test(plain_checkpoints_have_no_quantised_layers),
+      cmocka_unit_test(facts_of_scales),       cmocka_unit_test(severities),
       cmocka_unit_test(names_of_cache_scales), cmocka_unit_test(memory_may_fail),
   };
   return cmocka_run_group_tests(tests, temp_folder_setup, temp_folder_teardown);

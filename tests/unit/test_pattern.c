@@ -1,12 +1,11 @@
 // Patterns over module names, against what Python says about them (fixtures/patterns, written by fixtures/gen/gen_patterns.py), and what is refused.
-#include "formats/pattern.h"
-
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/alloc.h"
 #include "base/file.h"
+#include "formats/pattern.h"
 #include "unit.h"
 
 // "line\nbreak" is the one name with a line feed.
@@ -67,12 +66,14 @@ static void globs_match_as_in_python(void **state) {
 static void other_syntax_is_refused(void **state) {
   (void)state;
   static const char *const bad[] = {
-      "(",        ")",         "a)",       "[a",       "[]",     "[",         "a**",         "a*+",        "a++",      "a?+",          "a{2}{3}", "a{2}+",
-      "a{,3}",    "*a",        "+",        "?",        "^*",     "$+",        "\\b*",        "|*",         "(*a)",     "(?R)",         "(?1)",    "(a)\\1",
-      "\\0",      "\\x41",     "\\u0041",  "\\N",      "\\R",    "\\h",       "\\K",         "\\Qa\\E",    "\\pL",     "\\Z",          "\\z",     "\\G",
-      "[[:a:]]",  "[a[b]",     "[\\d-z]",  "[a-\\d]",  "[a-b-c]", "(?<n>a)",   "(?P=n)",      "(?P>n)",     "(?>a)",    "(?|a)",        "(?#c)",   "(?x)a",
-      "(?s)a",    "a(?i)b",    "(?-i:a)",  "(?i:a)",   "(?(1)a)", "(*UTF)a",   "(*COMMIT)a",  "(?C)a",      "a\\",      "(?P<1a>x)",    "(?P<>x)", "(?=a)*",
-      "(?!a)+",   "(?<=a*)b",  "[z-a]",    "a{3,2}",   "\\v",    "[\\b]",     "(?",          "(?P",        "(?P<a",    "(?P<a>x)(?P<a>y)", "\\\xC3\xA9",
+      "(",          ")",        "a)",      "[a",      "[]",         "[",     "a**",     "a*+",       "a++",     "a?+",
+      "a{2}{3}",    "a{2}+",    "a{,3}",   "*a",      "+",          "?",     "^*",      "$+",        "\\b*",    "|*",
+      "(*a)",       "(?R)",     "(?1)",    "(a)\\1",  "\\0",        "\\x41", "\\u0041", "\\N",       "\\R",     "\\h",
+      "\\K",        "\\Qa\\E",  "\\pL",    "\\Z",     "\\z",        "\\G",   "[[:a:]]", "[a[b]",     "[\\d-z]", "[a-\\d]",
+      "[a-b-c]",    "(?<n>a)",  "(?P=n)",  "(?P>n)",  "(?>a)",      "(?|a)", "(?#c)",   "(?x)a",     "(?s)a",   "a(?i)b",
+      "(?-i:a)",    "(?i:a)",   "(?(1)a)", "(*UTF)a", "(*COMMIT)a", "(?C)a", "a\\",     "(?P<1a>x)", "(?P<>x)", "(?=a)*",
+      "(?!a)+",     "(?<=a*)b", "[z-a]",   "a{3,2}",  "\\v",        "[\\b]", "(?",      "(?P",       "(?P<a",   "(?P<a>x)(?P<a>y)",
+      "\\\xC3\xA9",
   };
   for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
     struct k3_error err = {0};
@@ -107,9 +108,15 @@ static void components_are_matched_whole(void **state) {
     const char *pattern, *name;
     bool yes;
   } cases[] = {
-      {"layers.1", "model.layers.1.mlp", true}, {"layers.1", "model.layers.10.mlp", false}, {"layers.1", "model.layers.1", true},
-      {"layers.1", "layers.1", true},           {"layers.1", "xlayers.1", false},           {"lm_head", "language_model.lm_head", true},
-      {"head", "lm_head", false},               {"mlp", "model.mlp.x", true},               {"", "a", false},
+      {"layers.1", "model.layers.1.mlp", true},
+      {"layers.1", "model.layers.10.mlp", false},
+      {"layers.1", "model.layers.1", true},
+      {"layers.1", "layers.1", true},
+      {"layers.1", "xlayers.1", false},
+      {"lm_head", "language_model.lm_head", true},
+      {"head", "lm_head", false},
+      {"mlp", "model.mlp.x", true},
+      {"", "a", false},
   };
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
     struct k3_pattern *pattern = k3_pattern_compile(K3_PATTERN_COMPONENTS, cases[i].pattern, NULL, NULL);
@@ -142,12 +149,9 @@ static void names_need_no_terminator_and_memory_may_fail(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(regexes_match_as_in_python),
-      cmocka_unit_test(globs_match_as_in_python),
-      cmocka_unit_test(other_syntax_is_refused),
-      cmocka_unit_test(a_match_that_takes_too_long_is_given_up),
-      cmocka_unit_test(components_are_matched_whole),
-      cmocka_unit_test(names_need_no_terminator_and_memory_may_fail),
+      cmocka_unit_test(regexes_match_as_in_python),   cmocka_unit_test(globs_match_as_in_python),
+      cmocka_unit_test(other_syntax_is_refused),      cmocka_unit_test(a_match_that_takes_too_long_is_given_up),
+      cmocka_unit_test(components_are_matched_whole), cmocka_unit_test(names_need_no_terminator_and_memory_may_fail),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

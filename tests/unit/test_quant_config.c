@@ -1,9 +1,8 @@
 // Quantization configs in every form: what they say about modules. (What must be reported about them is in fixtures/reject/quant-*.)
-#include "formats/quant_config.h"
-
 #include <stdio.h>
 #include <string.h>
 
+#include "formats/quant_config.h"
 #include "unit.h"
 
 static struct k3_quant_config *read_two(const char *config_text, const char *hf_text, struct k3_findings *findings) {
@@ -57,7 +56,7 @@ static void compressed_tensors_targets_and_ignore(void **state) {
   expect(quant, "layers.0.self_attn.q_proj", K3_SAYS_PLAIN, "");
   expect(quant, "a.k_proj", K3_SAYS_PLAIN, "");  // a member of the fused module that is named
   expect(quant, "a.o_proj", K3_SAYS_QUANTISED, "float 4 bits, tensor_group of 16");
-  expect(quant, "b.c", K3_SAYS_PLAIN, "");        // behind a wrapper's suffix
+  expect(quant, "b.c", K3_SAYS_PLAIN, "");            // behind a wrapper's suffix
   expect(quant, "layers.0.norm", K3_SAYS_PLAIN, "");  // no linear layer
   assert_int_equal(quant->ignore.items[1].n_matches, 1);
   k3_quant_config_free(quant);
@@ -68,7 +67,8 @@ static void specific_targets_win(void **state) {
   (void)state;
   struct k3_quant_config *quant = usable(CT("\"class\":{\"targets\":[\"Linear\"]," FLOAT4 "},\"pattern\":{\"targets\":[\"re:.*down.*\"]," FLOAT8 "},"
                                             "\"name\":{\"targets\":[\"x.down_proj\"]," FLOAT4 "},\"rival\":{\"targets\":[\"re:y.*\"]," FLOAT4 "}",
-                                            "\"x.z\""), NULL);
+                                            "\"x.z\""),
+                                         NULL);
   expect(quant, "x.up_proj", K3_SAYS_QUANTISED, "float 4 bits, tensor_group of 16");
   expect(quant, "w.down_proj", K3_SAYS_QUANTISED, "float 8 bits, channel");
   assert_string_equal(find(quant, "x.down_proj").group->name, "name");
@@ -81,10 +81,18 @@ static void specific_targets_win(void **state) {
 static void presets_stand_for_schemes(void **state) {
   (void)state;
   static const char *const cases[][2] = {
-      {"NVFP4", "float 4 bits, tensor_group of 16"}, {"NVFP4A16", "float 4 bits, tensor_group of 16"}, {"MXFP4", "float 4 bits, group of 32"},
-      {"MXFP4A16", "float 4 bits, group of 32"},     {"MXFP8", "float 8 bits, group of 32"},           {"FP8", "float 8 bits, tensor"},
-      {"FP8_DYNAMIC", "float 8 bits, channel"},      {"FP8_BLOCK", "float 8 bits, block of 128 x 128"}, {"W8A8", "int 8 bits, channel"},
-      {"W4A16", "int 4 bits, group of 128"},         {"W4A16_ASYM", "int 4 bits, group of 128"},       {"W8A16", "int 8 bits, channel"},
+      {"NVFP4", "float 4 bits, tensor_group of 16"},
+      {"NVFP4A16", "float 4 bits, tensor_group of 16"},
+      {"MXFP4", "float 4 bits, group of 32"},
+      {"MXFP4A16", "float 4 bits, group of 32"},
+      {"MXFP8", "float 8 bits, group of 32"},
+      {"FP8", "float 8 bits, tensor"},
+      {"FP8_DYNAMIC", "float 8 bits, channel"},
+      {"FP8_BLOCK", "float 8 bits, block of 128 x 128"},
+      {"W8A8", "int 8 bits, channel"},
+      {"W4A16", "int 4 bits, group of 128"},
+      {"W4A16_ASYM", "int 4 bits, group of 128"},
+      {"W8A16", "int 8 bits, channel"},
   };
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
     char text[400];
@@ -116,14 +124,18 @@ static void strategies_are_derived_and_legacy_blocks_read(void **state) {
 static void modelopt_algorithms_and_globs(void **state) {
   (void)state;
   static const char *const algos[][2] = {
-      {"NVFP4", "float 4 bits, tensor_group of 16"}, {"W4A16_NVFP4", "float 4 bits, tensor_group of 16"}, {"FP8", "float 8 bits, tensor"},
-      {"FP8_PER_CHANNEL_PER_TOKEN", "float 8 bits, channel"}, {"fp8_pb_wo", "float 8 bits, block of 128 x 128"}, {"MXFP8", "float 8 bits, group of 32"},
+      {"NVFP4", "float 4 bits, tensor_group of 16"},
+      {"W4A16_NVFP4", "float 4 bits, tensor_group of 16"},
+      {"FP8", "float 8 bits, tensor"},
+      {"FP8_PER_CHANNEL_PER_TOKEN", "float 8 bits, channel"},
+      {"fp8_pb_wo", "float 8 bits, block of 128 x 128"},
+      {"MXFP8", "float 8 bits, group of 32"},
       {"MXFP4", "float 4 bits, group of 32"},
   };
   for (size_t i = 0; i < sizeof algos / sizeof algos[0]; i++) {
     char text[400];
-    snprintf(text, sizeof text, "{\"quantization\":{\"quant_algo\":\"%s\",\"kv_cache_quant_algo\":null,\"exclude_modules\":[\"lm_head\",\"layers.1*\"]}}",
-             algos[i][0]);
+    snprintf(text, sizeof text,
+             "{\"quantization\":{\"quant_algo\":\"%s\",\"kv_cache_quant_algo\":null,\"exclude_modules\":[\"lm_head\",\"layers.1*\"]}}", algos[i][0]);
     struct k3_quant_config *quant = usable(NULL, text);
     expect(quant, "layers.2.mlp.up_proj", K3_SAYS_QUANTISED, algos[i][1]);
     expect(quant, "layers.1.mlp.up_proj", K3_SAYS_PLAIN, "");
@@ -138,7 +150,8 @@ static void unlisted_modules_are_plain(void **state) {
   (void)state;
   struct k3_quant_config *quant = usable(
       "{\"quantization_config\":{\"quant_method\":\"modelopt_mixed\",\"quant_algo\":\"MIXED_PRECISION\",\"quantized_layers\":{"
-      "\"l.0.q_proj\":{\"quant_algo\":\"FP8\"},\"l.0.k_proj\":{\"quant_algo\":\"FP8\"},\"l.0.gate_up_proj\":{\"quant_algo\":\"NVFP4\",\"group_size\":16},"
+      "\"l.0.q_proj\":{\"quant_algo\":\"FP8\"},\"l.0.k_proj\":{\"quant_algo\":\"FP8\"},\"l.0.gate_up_proj\":{\"quant_algo\":\"NVFP4\",\"group_size\":"
+      "16},"
       "\"l.0.experts\":{\"quant_algo\":\"NVFP4\"}}}}",
       NULL);
   expect(quant, "l.0.q_proj", K3_SAYS_QUANTISED, "float 8 bits, tensor");
@@ -193,8 +206,9 @@ static void long_lists_of_names(void **state) {
   enum { N = 10000 };
   size_t capacity = N * 64 + 400, n = 0;
   char *text = test_malloc(capacity);
-  n += (size_t)snprintf(text, capacity, "{\"quantization\":{\"quant_algo\":\"MIXED_PRECISION\",\"kv_cache_quant_algo\":null,\"exclude_modules\":[],"
-                                        "\"quantized_layers\":{");
+  n += (size_t)snprintf(text, capacity,
+                        "{\"quantization\":{\"quant_algo\":\"MIXED_PRECISION\",\"kv_cache_quant_algo\":null,\"exclude_modules\":[],"
+                        "\"quantized_layers\":{");
   for (int i = 0; i < N; i++)
     n += (size_t)snprintf(text + n, capacity - n, "%s\"l.%d.proj\":{\"quant_algo\":\"FP8\"}", i ? "," : "", i);
   snprintf(text + n, capacity - n, "}}}");

@@ -51,14 +51,16 @@ static void quantised_values_are_those_of_the_twin(void **state) {
     enum k3_synth_dialect dialect;
     double expected;  // on Gaussian weights
   } rows[] = {
-      {K3_SCHEME_NVFP4, K3_SYNTH_COMPRESSED_TENSORS, 0.095}, {K3_SCHEME_NVFP4, K3_SYNTH_MODELOPT, 0.095},  {K3_SCHEME_MXFP4, K3_SYNTH_COMPRESSED_TENSORS, 0.112},
-      {K3_SCHEME_MXFP4, K3_SYNTH_MODELOPT, 0.118},           {K3_SCHEME_MXFP8, K3_SYNTH_DEEPSEEK, 0.027},  {K3_SCHEME_FP8_CHANNEL, K3_SYNTH_COMPRESSED_TENSORS, 0.027},
+      {K3_SCHEME_NVFP4, K3_SYNTH_COMPRESSED_TENSORS, 0.095}, {K3_SCHEME_NVFP4, K3_SYNTH_MODELOPT, 0.095},
+      {K3_SCHEME_MXFP4, K3_SYNTH_COMPRESSED_TENSORS, 0.112}, {K3_SCHEME_MXFP4, K3_SYNTH_MODELOPT, 0.118},
+      {K3_SCHEME_MXFP8, K3_SYNTH_DEEPSEEK, 0.027},           {K3_SCHEME_FP8_CHANNEL, K3_SYNTH_COMPRESSED_TENSORS, 0.027},
       {K3_SCHEME_FP8_TENSOR, K3_SYNTH_MODELOPT, 0.027},      {K3_SCHEME_FP8_BLOCK, K3_SYNTH_DEEPSEEK, 0.027},
   };
   struct k3_ckpt twin;
   struct k3_findings findings = {0};
-  assert_int_equal(k3_synth_write(temp_path("twin"), &(struct k3_synth_options){.preset = "k3-dspark-small", .dtype = K3_DTYPE_BF16, .spread = true}, NULL, NULL),
-                   K3_OK);
+  assert_int_equal(
+      k3_synth_write(temp_path("twin"), &(struct k3_synth_options){.preset = "k3-dspark-small", .dtype = K3_DTYPE_BF16, .spread = true}, NULL, NULL),
+      K3_OK);
   assert_int_equal(k3_ckpt_open(temp_path("twin"), NULL, &twin, &findings, NULL), K3_OK);
   for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
     struct k3_ckpt ckpt;
@@ -66,7 +68,8 @@ static void quantised_values_are_those_of_the_twin(void **state) {
     struct k3_plan plan;
     struct k3_check_summary summary;
     struct k3_check_options check = {.recipe = "generic", .depth = K3_DEPTH_HEADERS};
-    struct k3_synth_options options = {.preset = "k3-dspark-small", .dtype = K3_DTYPE_BF16, .scheme = rows[i].scheme, .dialect = rows[i].dialect, .replace = true};
+    struct k3_synth_options options = {
+        .preset = "k3-dspark-small", .dtype = K3_DTYPE_BF16, .scheme = rows[i].scheme, .dialect = rows[i].dialect, .replace = true};
     assert_int_equal(k3_synth_write(temp_path("quantised"), &options, NULL, NULL), K3_OK);
     assert_int_equal(k3_ckpt_open(temp_path("quantised"), NULL, &ckpt, &findings, NULL), K3_OK);
     assert_int_equal(k3_check_run(&ckpt, NULL, &check, &recipe, &plan, &summary, &findings, NULL), K3_OK);
@@ -79,7 +82,8 @@ static void quantised_values_are_those_of_the_twin(void **state) {
         continue;
       double rmse = rmse_of(&plan, linear, &twin);
       if (fabs(rmse - rows[i].expected) > 0.03 * rows[i].expected + 0.0006)
-        fail_msg("%.*s in %s: relative RMSE %.4f instead of %.4f", (int)linear->name_nbytes, linear->name, k3_scheme_name(rows[i].scheme), rmse, rows[i].expected);
+        fail_msg("%.*s in %s: relative RMSE %.4f instead of %.4f", (int)linear->name_nbytes, linear->name, k3_scheme_name(rows[i].scheme), rmse,
+                 rows[i].expected);
       n++;
     }
     assert_int_equal(n, 4);
