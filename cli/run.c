@@ -5,6 +5,7 @@
 
 #include "base/file.h"
 #include "cli/drafter.h"
+#include "cli/run_layers.h"
 #include "cli/verbs.h"
 #include "formats/safetensors.h"
 
@@ -17,10 +18,14 @@ static const struct k3_cli_help help = {
         "safetensors\n"
         "file with target_states, positions, request_ids, anchor_ids and anchor_positions. OUT receives the tensors that --emit names: "
         "context_states,\n"
-        "context_kv, hidden, base_logits, logits, draft_ids, confidence, or all of them; confidence only where the image has a head for it.",
+        "context_kv, hidden, base_logits, logits, draft_ids, confidence, or all of them; confidence only where the image has a head for it.\n\n"
+        "--layers runs decoder layers of a packed MiniMax-M3 or DeepSeek-V3.2 instead. IN then holds hidden_states, positions and request_ids (and,\n"
+        "behind other layers, their residual); OUT receives hidden_states (what the last layer adds), residual (the stream before that), behind the\n"
+        "model's last layer final_hidden_states, and a tensor taps.K for each --taps.",
     .examples =
         "  k3pack run drafter.k3p --input scenario.safetensors -o drafts.safetensors\n"
-        "  k3pack run drafter.k3p --input scenario.safetensors -o all.safetensors --emit all --threads 4",
+        "  k3pack run drafter.k3p --input scenario.safetensors -o all.safetensors --emit all --threads 4\n"
+        "  k3pack run m3.k3p --layers 0..3 --input states.safetensors -o out.safetensors --tp 2",
 };
 
 // Parses "draft_ids,confidence" or "all" into a set of outputs. False names the word that is none.
@@ -160,13 +165,16 @@ static int show(struct k3_cli *cli, const struct k3_engine_info *info, const str
 }
 
 int k3_cmd_run(struct k3_cli *cli, int argc, char **argv) {
-  const char *input = NULL, *output = NULL, *emit = "draft_ids,confidence";
+  static const char default_emit[] = "draft_ids,confidence";
+  const char *input = NULL, *output = NULL, *emit = default_emit, *layers = NULL, *taps = NULL;
   struct k3_drafter_options drafter = {.tp = 1};
   bool force = false;
   const struct k3_option options[] = {
       {"input", 'i', K3_OPT_TEXT, "IN", "the scenario", &input},
       {"output", 'o', K3_OPT_TEXT, "OUT", "where the results go", &output},
       {"emit", 0, K3_OPT_TEXT, "LIST", "outputs, separated by commas, or all (default draft_ids,confidence)", &emit},
+      {"layers", 0, K3_OPT_TEXT, "I..J", "run these decoder layers instead of a drafter", &layers},
+      {"taps", 0, K3_OPT_TEXT, "LIST", "with --layers: the residual stream after so many layers of the model, separated by commas", &taps},
       K3_DRAFTER_OPTIONS(drafter),
       {"force", 'f', K3_OPT_FLAG, NULL, "replace an existing output", &force},
       {0},
@@ -178,6 +186,10 @@ int k3_cmd_run(struct k3_cli *cli, int argc, char **argv) {
   char word[64];
   if (!input || !output)
     return k3_cli_usage(cli, "%s is missing", input ? "-o OUT" : "--input IN");
+  if (layers && (emit != default_emit || drafter.backend != 0 || drafter.block_width != 0))
+    return k3_cli_usage(cli, "--layers runs on the CPU and goes with neither --emit nor --block");
+  if (taps && !layers)
+    return k3_cli_usage(cli, "--taps goes with --layers");
   if (!parse_emit(emit, &wanted, word, sizeof word))
     return k3_cli_usage(cli, "--emit: there is no output \"%s\"", word);
   struct k3_file_id in_id, out_id, image_id;
@@ -193,6 +205,10 @@ int k3_cmd_run(struct k3_cli *cli, int argc, char **argv) {
     if (is_input)
       return k3_cli_usage(cli, "the output is one of the inputs");
   }
+  if (layers)
+    return k3_run_layers(
+        cli, &(struct k3_run_layers){
+                 .image = cli->operands[0], .input = input, .output = output, .layers = layers, .taps = taps, .tp = drafter.tp, .force = force});
   struct k3_mapping mapping = {0};
   struct k3_scenario scenario = {0};
   struct k3_drafts drafts = {0};
