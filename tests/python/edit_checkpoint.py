@@ -5,6 +5,7 @@
 #   edit_checkpoint.py FOLDER to-bf16 NAME              an F32 tensor, cut to its upper halves
 #   edit_checkpoint.py FOLDER to-i16 NAME               a 16-bit tensor, called I16
 #   edit_checkpoint.py FOLDER poke NAME BYTE HEX        bytes of a tensor
+#   edit_checkpoint.py FOLDER drop NAME                 a tensor, from its shard and the index
 #   edit_checkpoint.py FOLDER copy OLD NEW              a second tensor with the same bytes, in the same shard
 #   edit_checkpoint.py FOLDER set PATH JSON             a field of config.json ("a.b" goes down); JSON "-" removes it
 import json
@@ -69,17 +70,20 @@ def edit_tensor(folder, verb, name, args):
         elif verb == "poke":
             at, new = int(args[0]), bytes.fromhex(args[1])
             tensors[name][2] = value[:at] + new + value[at + len(new):]
+        elif verb == "drop":
+            del tensors[name]
         elif verb == "copy":
             tensors[args[0]] = [dtype, shape, value]
         else:
             sys.exit("no verb " + verb)
         save(os.path.join(folder, shard), metadata, tensors)
         for document in os.listdir(folder):
-            if document.endswith(".index.json") and verb in ("rename", "copy"):
+            if document.endswith(".index.json") and verb in ("rename", "copy", "drop"):
                 with open(os.path.join(folder, document)) as file:
                     index = json.load(file)
-                index["weight_map"][args[0]] = index["weight_map"][name]
-                if verb == "rename":
+                if verb != "drop":
+                    index["weight_map"][args[0]] = index["weight_map"][name]
+                if verb != "copy":
                     del index["weight_map"][name]
                 with open(os.path.join(folder, document), "w") as file:
                     json.dump(index, file)
