@@ -6,6 +6,7 @@
 #include "base/alloc.h"
 #include "base/arith.h"
 #include "base/file.h"
+#include "cli/staging.h"
 
 enum { BLOCK_SIZE = 64, MAX_REQUESTS = 16 };  // rows of a cache block; requests drafted at a time
 enum { MAX_RANKS = 64, RANK_BOUND_SECONDS = 600 };
@@ -135,27 +136,63 @@ static struct k3_array part_of(const struct k3_drafts *drafts, enum k3_draft_out
   return array;
 }
 
-static enum k3_status run_requests(struct k3_session *session, const struct k3_engine_info *info, const struct k3_cache *cache,
-                                   const struct k3_scenario *s, const struct paging *paging, const int64_t *previous_ids, struct k3_drafts *drafts,
-                                   struct k3_error *err) {
+static enum k3_status run_requests(struct k3_session *session, struct k3_staging *staging, const struct k3_engine_info *info,
+                                   const struct k3_cache *cache, const struct k3_scenario *s, const struct paging *paging,
+                                   const int64_t *previous_ids, struct k3_drafts *drafts, struct k3_error *err) {
   const uint64_t T = info->block_width;
   for (uint64_t b = 0; b < s->n_requests; b += MAX_REQUESTS) {
+    const uint64_t n = s->n_requests - b < MAX_REQUESTS ? s->n_requests - b : MAX_REQUESTS;
     struct k3_draft draft = {
-        .n_requests = s->n_requests - b < MAX_REQUESTS ? s->n_requests - b : MAX_REQUESTS,
-        .anchor_ids = s->anchor_ids + b,
-        .anchor_positions = s->anchor_positions + b,
-        .block_tables = paging->tables + b * paging->max_blocks,
+        .n_requests = n,
         .max_blocks = paging->max_blocks,
-        .previous_ids = previous_ids ? previous_ids + b * T : NULL,
         .draft_ids = part_of(drafts, K3_DRAFT_draft_ids, b, T),
         .confidence = part_of(drafts, K3_DRAFT_confidence, b, T),
         .hidden = part_of(drafts, K3_DRAFT_hidden, b * T, info->hidden_size),
         .base_logits = part_of(drafts, K3_DRAFT_base_logits, b * T, info->vocab_size),
         .logits = part_of(drafts, K3_DRAFT_logits, b * T, info->vocab_size),
     };
+    const void *ids, *positions, *tables, *previous;
+    K3_TRY(k3_staging_input(staging, s->anchor_ids + b, n * sizeof *s->anchor_ids, &ids, err));
+    K3_TRY(k3_staging_input(staging, s->anchor_positions + b, n * sizeof *s->anchor_positions, &positions, err));
+    K3_TRY(k3_staging_input(staging, paging->tables + b * paging->max_blocks, n * paging->max_blocks * sizeof *paging->tables, &tables, err));
+    K3_TRY(k3_staging_input(staging, previous_ids ? previous_ids + b * T : NULL, n * T * sizeof *previous_ids, &previous, err));
+    draft.anchor_ids = ids;
+    draft.anchor_positions = positions;
+    draft.block_tables = tables;
+    draft.previous_ids = previous;
+    K3_TRY(k3_staging_output(staging, &draft.draft_ids, n * T * sizeof(int64_t), err));
+    K3_TRY(k3_staging_output(staging, &draft.confidence, n * T * sizeof(float), err));
+    K3_TRY(k3_staging_output(staging, &draft.hidden, n * T * info->hidden_size * sizeof(float), err));
+    K3_TRY(k3_staging_output(staging, &draft.base_logits, n * T * info->vocab_size * sizeof(float), err));
+    K3_TRY(k3_staging_output(staging, &draft.logits, n * T * info->vocab_size * sizeof(float), err));
     K3_TRY(k3_session_draft(session, cache, &draft, NULL, err));
+    K3_TRY(k3_staging_fetch(staging, err));
   }
   return K3_OK;
+}
+
+static enum k3_status append_context(struct k3_session *session, struct k3_staging *staging, const struct k3_engine_info *info,
+                                     const struct k3_cache *cache, const struct k3_scenario *s, const struct paging *paging, struct k3_drafts *drafts,
+                                     struct k3_error *err) {
+  const uint64_t states_nbytes = s->n_rows * info->n_taps * info->target_hidden_size * k3_dtype_bits(s->state_dtype) / 8;
+  const void *states, *positions, *slots;
+  K3_TRY(k3_staging_input(staging, paging->aligned_states ? paging->aligned_states : s->target_states, states_nbytes, &states, err));
+  K3_TRY(k3_staging_input(staging, s->positions, s->n_rows * sizeof *s->positions, &positions, err));
+  K3_TRY(k3_staging_input(staging, paging->slots, s->n_rows * sizeof *paging->slots, &slots, err));
+  const struct k3_array taps = {(void *)states, info->memory, s->state_dtype, 0};
+  struct k3_context context = {
+      .n_rows = s->n_rows,
+      .taps = &taps,
+      .n_tap_arrays = 1,
+      .positions = positions,
+      .slots = slots,
+      .states = part_of(drafts, K3_DRAFT_context_states, 0, info->hidden_size),
+      .rows = part_of(drafts, K3_DRAFT_context_kv, 0, info->row_width),
+  };
+  K3_TRY(k3_staging_output(staging, &context.states, s->n_rows * info->hidden_size * sizeof(float), err));
+  K3_TRY(k3_staging_output(staging, &context.rows, info->n_layers * s->n_rows * info->row_width * sizeof(float), err));
+  K3_TRY(k3_session_append(session, cache, &context, NULL, err));
+  return k3_staging_fetch(staging, err);
 }
 
 // One scenario on all ranks.
@@ -181,6 +218,7 @@ static enum k3_status run_rank(void *ctx, int rank, struct k3_engine *engine, st
   const struct paging *paging = run->paging;
   struct k3_drafts *drafts = &run->drafts[rank];
   struct k3_cache cache = {0};
+  struct k3_staging staging = {.engine = engine};
   struct k3_session *session = NULL;
   enum k3_status status;
   K3_TRY_GOTO(status, out, k3_cache_create(engine, info->activation_dtype, paging->n_blocks, BLOCK_SIZE, NULL, &cache, err));
@@ -194,19 +232,10 @@ static enum k3_status run_rank(void *ctx, int rank, struct k3_engine *engine, st
   status = session ? K3_OK : K3_NO_MEMORY;
   if (!session)
     goto out;
-  struct k3_array taps = {paging->aligned_states ? paging->aligned_states : (void *)s->target_states, K3_MEMORY_HOST, s->state_dtype, 0};
-  struct k3_context context = {
-      .n_rows = s->n_rows,
-      .taps = &taps,
-      .n_tap_arrays = 1,
-      .positions = s->positions,
-      .slots = paging->slots,
-      .states = part_of(drafts, K3_DRAFT_context_states, 0, info->hidden_size),
-      .rows = part_of(drafts, K3_DRAFT_context_kv, 0, info->row_width),
-  };
-  K3_TRY_GOTO(status, out, k3_session_append(session, &cache, &context, NULL, err));
-  status = run_requests(session, info, &cache, s, paging, run->previous_ids, drafts, err);
+  K3_TRY_GOTO(status, out, append_context(session, &staging, info, &cache, s, paging, drafts, err));
+  status = run_requests(session, &staging, info, &cache, s, paging, run->previous_ids, drafts, err);
 out:
+  k3_staging_free(&staging);
   k3_session_free(session);
   k3_cache_free(engine, &cache);
   return status;
