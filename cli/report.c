@@ -65,10 +65,12 @@ static void draw_progress(void *ctx, const char *what, uint64_t done, uint64_t t
 
 // One line on stderr in one piece, the progress line out of its way.
 static void say(const struct k3_cli *cli, const char *color, const char *kind, const char *text) {
+  char safe[4096];
+  k3_printable(safe, sizeof safe, text, strlen(text), sizeof safe);  // operands of the command line are in it too
   pthread_mutex_lock(&screen.mutex);
   clear_line();
   fprintf(stderr, "k3pack%s%s: %s%s%s%s\n", *cli->verb ? " " : "", cli->verb, cli->color ? color : "", kind, cli->color && *kind ? "\033[0m" : "",
-          text);
+          safe);
   pthread_mutex_unlock(&screen.mutex);
 }
 

@@ -60,7 +60,9 @@ static void describe_text(const unsigned char *prefix, char *dst, size_t capacit
   if (!printable)
     return;
   char text[64];
-  size_t at = strspn((const char *)prefix, " \t\r\n") < 3 ? strspn((const char *)prefix, " \t\r\n") : 0;
+  size_t at = 0;
+  while (at < 3 && prefix[at] <= ' ')
+    at++;
   bool html = strncasecmp((const char *)prefix + at, "<!doc", 5) == 0 || strncasecmp((const char *)prefix + at, "<html", 5) == 0;
   k3_printable(text, sizeof text, (const char *)prefix, 8, 8);
   snprintf(dst, capacity, "; the file begins with the text \"%s\"%s", text, html ? ": an HTML page, saved instead of the file" : "");
