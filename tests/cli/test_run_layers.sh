@@ -46,6 +46,9 @@ done
 make m3-tiny-mtp f32
 for tp in 1 2 4; do
   layers "$work/m3-tiny-mtp.k3p" 4 "$work/m3" "$work/result" --tp $tp || fail "m3-tiny-mtp, tp $tp"
+  # What a prediction block adds is read by no norm: that sum is complete at once.
+  [ $tp = 1 ] || "$K3PACK" run "$work/m3-tiny-mtp.k3p" --layers 4 --input "$work/m3" -o "$work/result" --force --tp $tp 2>/dev/null |
+    grep -q ': 1 sums deferred into norms, 1 at once$' || fail "the reductions of a prediction block"
   $check compare "$work/m3-tiny-mtp" "$work/m3" "$work/result" 4 4 >"$work/text" || fail "m3-tiny-mtp, tp $tp: $(cat "$work/text")"
 done
 layers "$work/v32-tiny.k3p" 3 "$work/v32" "$work/result" || fail "v32-tiny, block"
@@ -54,6 +57,18 @@ $check compare "$work/v32-tiny" "$work/v32" "$work/result" 3 3 >"$work/text" || 
 # The comparison tells another model's result.
 layers "$work/m3-tiny.k3p" 1..2 "$work/m3" "$work/result"
 $check compare "$work/m3-tiny" "$work/m3" "$work/result" 0 1 >/dev/null && fail "the comparison accepts other layers"
+
+# Every norm takes the config's eps, those of the latents and of the heads too.
+for c in "m3-tiny m3 3" "v32-tiny v32 2"; do
+  set -- $c
+  make "$1" f32
+  cp -r "$work/$1" "$work/eps" && sed 's/"rms_norm_eps": 1e-0*6/"rms_norm_eps": 0.25/' "$work/$1/config.json" >"$work/eps/config.json"
+  grep -q '"rms_norm_eps": 0.25' "$work/eps/config.json" || fail "no eps in the config of $1"
+  "$K3PACK" convert "$work/eps" -o "$work/eps.k3p" --force --quiet && layers "$work/eps.k3p" "0..$3" "$work/$2" "$work/result" || fail "$1, eps"
+  $check compare "$work/eps" "$work/$2" "$work/result" 0 "$3" >"$work/text" || fail "$1, eps: $(cat "$work/text")"
+  $check compare "$work/$1" "$work/$2" "$work/result" 0 "$3" >/dev/null && fail "$1: another eps goes unnoticed"
+  rm -rf "$work/eps"
+done
 
 # BF16 models, as published; a plain one and quantised ones.
 for c in "m3-tiny m3 1" "m3-tiny-mxfp8 m3 1" "v32-tiny v32 1"; do

@@ -1,4 +1,5 @@
 // Decoder layers against their independent re-enactment (fixtures/gen/moe_oracle.py): float64, written from the models' mathematics.
+#include "base/alloc.h"
 #include "moe_ranks.h"
 #include "runtime/moe_steps.h"
 
@@ -215,6 +216,12 @@ static void router_vectors(void **state) {
     assert_int_equal(experts[k], right[k]);
     assert_near((double)weights[k], right_weights[k], 1e-6);
   }
+  // A bias keeps its F32: 1 and 1.001 are one number in BF16, and then the lower expert would win.
+  assert_int_equal(route(&b, (const float[]){0, 0, 0, 0}, (const float[]){1, 1.001F, 0, 0}, 4, 1, 1, 1, 2, experts, weights, NULL), K3_OK);
+  assert_int_equal(experts[0], 1);
+  // Ties go to the lower number.
+  assert_int_equal(route(&b, (const float[]){0, 0, 0, 0}, (const float[]){0, 1, 1, 1}, 4, 2, 1, 1, 2, experts, weights, NULL), K3_OK);
+  assert_true(experts[0] == 1 && experts[1] == 2);
   // Scores that are not finite choose nobody.
   struct k3_error err = {0};
   assert_int_equal(route(&b, (const float[]){NAN, NAN, NAN, 0}, (const float[]){0, 0, 0, 0}, 4, 2, 1, 1, 2, experts, weights, &err), K3_BAD_INPUT);
@@ -394,6 +401,55 @@ static void equal_bits_whatever_the_threads(void **state) {
   }
 }
 
+// Memory that runs out anywhere is an error, and nothing is lost of it.
+static void every_allocation_may_fail(void **state) {
+  (void)state;
+  static struct moe_fixture f;
+  static struct moe_ranks r;
+  for (int family = 0; family < 2; family++) {
+    moe_open(&f, family == 0 ? &M3_BF16 : &V32_BF16);
+    moe_ranks_open(&r, &f, 1, NULL);
+    const uint64_t taps[] = {1};
+    const struct k3_moe_options o = {.n_layers = 2, .taps = taps, .n_taps = 1, .n_threads = 1};
+    bool done = false;
+    for (uint64_t n = 1; !done && n < 1000; n++) {
+      struct k3_error err = {0};
+      k3_alloc_fail_at(n);
+      struct k3_moe *moe = k3_moe_open(&(struct k3_weights_source){.image = &f.image}, &o, &err);
+      enum k3_status status = moe ? K3_OK : err.status;
+      if (moe) {
+        const struct k3_moe_rows rows = {.n_rows = r.n_rows,
+                                         .hidden = {r.states, K3_MEMORY_HOST, K3_DTYPE_F32, 0},
+                                         .positions = r.positions,
+                                         .request_ids = r.request_ids,
+                                         .out_hidden = r.out[0].hidden};
+        status = k3_moe_run(moe, &rows, &err);
+      }
+      k3_alloc_fail_at(0);
+      k3_moe_free(moe);
+      done = status == K3_OK;
+      assert_true(done || status == K3_NO_MEMORY);
+      assert_true(n > 20 || !done);
+    }
+    assert_true(done);
+    moe_ranks_close(&r);
+    moe_close(&f);
+  }
+}
+
+// No rows at all are fine, and touch nothing.
+static void no_rows(void **state) {
+  (void)state;
+  static struct moe_fixture f;
+  static struct moe_ranks r;
+  moe_open(&f, &M3_F32);
+  moe_ranks_open(&r, &f, 1, NULL);
+  r.n_rows = 0;
+  moe_ranks_run(&r);
+  moe_ranks_close(&r);
+  moe_close(&f);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(f32_agrees_with_float64),
@@ -408,6 +464,8 @@ int main(void) {
       cmocka_unit_test(prediction_block),
       cmocka_unit_test(wrong_ranges_are_refused),
       cmocka_unit_test(equal_bits_whatever_the_threads),
+      cmocka_unit_test(every_allocation_may_fail),
+      cmocka_unit_test(no_rows),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

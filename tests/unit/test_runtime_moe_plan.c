@@ -52,7 +52,7 @@ static void every_setting_gives_the_same(void **state) {
       {"deferred into the norms", {0}, false},
       {"taps behind the norms", {.tap = K3_TAP_BEHIND_NORM}, true},
       {"taps between layers", {.tap = K3_TAP_BETWEEN_LAYERS}, true},
-      {"two stages, reduced before the border", {.pp = 2, .border = K3_BORDER_REDUCE}, false},
+      {"two stages, reduced before the border, taps relayed", {.pp = 2, .border = K3_BORDER_REDUCE, .tap = K3_TAP_BEHIND_NORM}, true},
       {"two stages, partial sums carried over", {.pp = 2, .border = K3_BORDER_CARRY, .tap = K3_TAP_BEHIND_NORM}, true},
       {"experts that return whole sums", {.whole_moe = true}, false},
   };
