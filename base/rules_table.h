@@ -135,6 +135,8 @@
   X(K3V04, K3_WARNING, K3_COST_SCALES, "Kimi K3: the padding of A_log is not zero")                                    \
   X(K3V08, K3_WARNING, K3_COST_HEADERS, "Kimi K3: a router bias in another place")                                     \
   X(K3V12, K3_INFO, K3_COST_HEADERS, "Kimi K3: a tensor without its dimension of one")                                 \
+  X(DSV08, K3_WARNING, K3_COST_VALUES, "DeepSeek-V3.2: a prediction layer whose embedding or head is no copy of the main one")\
+  X(K3V14, K3_INFO, K3_COST_VALUES, "Kimi K3: embedding and head hold the same bytes")                                 \
   X(K3V15, K3_WARNING, K3_COST_HEADERS, "Kimi K3: a config field in the spelling of other models")                     \
   X(K3V18, K3_ERROR, K3_COST_HEADERS, "Kimi K3: not the number of tensors and bytes of the released model")
 

@@ -2,21 +2,18 @@
 //   name      "k3-dspark"
 //   about     one sentence for people
 //   family    how the runtime reads the image: "k3-dspark", or absent (a container of weights)
-//   match     [{"config": {"model_type": "k3_dspark"}}, {"tensors": ["context_proj.weight", ...]}]: any one alternative is enough; tensor names are
-//             tried under every root and alias, a trailing '*' matches the rest of the name
+//   match     [{"config": {"model_type": "k3_dspark"}}, {"tensors": ["fc.weight", "x.*"]}]: one is enough; names under every root and alias
 //   roots     prefixes of the source names, exactly one of which a checkpoint uses; image_root: the prefix in the image
 //   aliases   {"fc": "context_proj"}: module names of other exporters, or whole tensor names; both sides have the same "{x}" in the same order
 //   dims      {"E": "kv_lora_rank + qk_rope_head_dim"}: sums and products of config fields, numbers, len(list field) and dims named before;
 //             " | " separates alternatives, of which the first whose fields exist counts ("num_experts_per_token | num_experts_per_tok | 8")
 //   indexes   {"i": "L"}: how far the index of a name such as layers.{i} runs: 0 .. L-1
-//   optional_from {"i": "Lt"}: instances whose index is that or higher must be complete when one tensor of that index is there, else none is missed
-//             (a declared prediction module that the files do not hold)
+//   optional_from {"i": "Lt"}: from that index on, instances are demanded only where some tensor of that index is there (prediction modules)
 //   require   names of checks in C, by family
 //   borrowed  {"roots": ["language_model.model.", ...]}: where a target model keeps what this one borrows
-//   carry     ["vision_tower."]: prefixes (outside the root) of tensors that are kept as they are
+//   carry     ["vision_tower."]: prefixes of whole names that are kept as they are
 //   ignore    [{"name": "layers.{i}.self_attn.rotary_emb.inv_freq", "why": "..."}]: dropped, listed in the manifest
-//   model     what the manifest says about the model besides its family: any object; the text "$a.b | c" in it stands for the value of the first
-//             config field that exists (none: the key is left out), "=expression" for a number
+//   model     the manifest's model object; "$a.b | c" in it stands for the first config field that exists (none: no key), "=expression" for a number
 //   releases  [{"name": "org/name", "revision": "<commit>", "files": {"config.json": {"nbytes": 1251, "sha256": "<64 hex digits>"}}}]: what was
 //             published, so that `check` can say which release a folder is
 //   modules   in the order in which the forward needs them:
@@ -29,13 +26,11 @@
 //     view        {"name": "model.context_kv_proj", "shard": "{i}"}: the same rows a second time, without a byte
 //     role        "core" (default), "optional", "borrowed"
 //     tp          "replicate" (default), "column", "row", "vocab"
-//     reduce_into image module of the norm that completes the partial sums of a row-parallel product; "{i+1}" is the next layer, " | " separates
-//                 alternatives, of which the first that exists counts
+//     reduce_into image module of the norm that completes a row-parallel product's sums: "{i+1}" is the next layer, " | " as in dims
 //     outer       true: also accepted (and stored) outside the root, as lm_head is
 //     bare        true: the name is whole, no root stands before it (vision towers); `into` is then the same name
 //     when        {"fc_norm": true}: the module exists only if the config field (absent counts as false, an object as true) has this value
-//     layers      {"from": "X", "to": "L"} | {"listed": "field.list", "base": 1} | {"mask": "field.list", "is": 1}: which i the module exists for; the
-//                 items of a mask may be texts. A list of these: the first whose field exists counts
+//     layers      {"from": "X", "to": "L"} | {"listed": "field", "base": 1} | {"mask": "field", "is": 1 or "text"}: the i it exists for; or a list
 #ifndef K3_FORMATS_RECIPE_H
 #define K3_FORMATS_RECIPE_H
 
@@ -116,24 +111,20 @@ struct k3_recipe {
   size_t n_matches;
   const char **roots;
   size_t n_roots;
-  const char *image_root;
+  const char *image_root, *model;  // model: JSON text, or NULL
   struct k3_recipe_named *aliases, *dims, *ignore;
   size_t n_aliases, n_dims, n_ignore;
   struct k3_recipe_index indexes[K3_RECIPE_MAX_INDEXES];
-  size_t n_indexes;
   const char **require, **borrowed_roots, **carry;
-  size_t n_require, n_borrowed_roots, n_carry;
+  size_t n_indexes, n_require, n_borrowed_roots, n_carry;
   struct k3_recipe_module *modules;
-  size_t n_modules;
-  const char *model;  // JSON text, or NULL
   struct k3_recipe_release *releases;
-  size_t n_releases;
+  size_t n_modules, n_releases;
   bool keep_names;  // "generic": every tensor is copied under its own name, there are no modules
   struct k3_arena arena;
 };
 
-// Parses a recipe text. K3_BAD_INPUT (no rule: a recipe is the user's program, not a checkpoint) naming the key that is wrong. On failure *recipe is
-// empty and needs no free.
+// Parses a recipe text. K3_BAD_INPUT (no rule) naming the key that is wrong; *recipe is then empty and needs no free.
 enum k3_status k3_recipe_parse(const char *text, size_t nbytes, const char *file, struct k3_recipe *recipe, struct k3_error *err);
 void k3_recipe_free(struct k3_recipe *recipe);
 
@@ -143,17 +134,17 @@ void k3_recipe_free(struct k3_recipe *recipe);
 enum k3_status k3_recipe_eval(const struct k3_recipe *recipe, const struct k3_config *config, const char *expression, const uint64_t *indexes,
                               uint64_t *value, struct k3_error *err);
 
-// Whether a module exists at all under a config, and for layer i. Absent fields count as false or as an empty list.
+// Whether a module exists under a config, and for layer i. Absent fields count as false or as an empty list; of several rules for layers the first
+// whose field exists counts.
 enum k3_status k3_recipe_module_exists(const struct k3_recipe *recipe, const struct k3_config *config, const struct k3_recipe_module *module,
                                        bool *exists, struct k3_error *err);
 enum k3_status k3_recipe_layer_exists(const struct k3_recipe *recipe, const struct k3_config *config, const struct k3_recipe_module *module,
                                       uint64_t layer, bool *exists, struct k3_error *err);
 
-// The manifest's "model" object (compact JSON, sorted keys) in new memory, free with k3_free: the recipe's `model` filled from the config, and the
-// family. NULL and *err on failure; CFG20 when an expression has no value.
+// The manifest's "model" object (compact JSON, sorted keys), with the family; free with k3_free. NULL and *err on failure.
 char *k3_recipe_model_json(const struct k3_recipe *recipe, const struct k3_config *config, struct k3_error *err);
 
-// Writes a pattern with "{x}" replaced by the indexes into dst (terminated, cut at capacity); returns the length it would need.
+// Writes a pattern with "{x}" replaced into dst (terminated, cut at capacity); returns the length it would need.
 size_t k3_recipe_expand(const struct k3_recipe *recipe, const char *pattern, const uint64_t *indexes, char *dst, size_t capacity);
 
 #endif

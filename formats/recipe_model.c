@@ -76,8 +76,8 @@ static enum k3_status fill(const struct k3_recipe *recipe, const struct k3_confi
 char *k3_recipe_model_json(const struct k3_recipe *recipe, const struct k3_config *config, struct k3_error *err) {
   json_t *template = NULL, *filled = NULL;
   char *text = NULL;
-  if (k3_json_tree_parse(recipe->model ? recipe->model : "{}", recipe->model ? strlen(recipe->model) : 2, K3_RULE_NONE, recipe->name, &template, err) !=
-          K3_OK ||
+  if (k3_json_tree_parse(recipe->model ? recipe->model : "{}", recipe->model ? strlen(recipe->model) : 2, K3_RULE_NONE, recipe->name, &template,
+                         err) != K3_OK ||
       fill(recipe, config, template, &filled, err) != K3_OK)
     goto out;
   if (json_object_set_new(filled, "family", json_string(recipe->family)) != 0) {

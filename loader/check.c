@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "loader/family.h"
 #include "loader/rules_values.h"
 #include "loader/writer.h"
 
@@ -111,6 +112,8 @@ enum k3_status k3_check_run(const struct k3_ckpt *ckpt, const struct k3_ckpt *ta
   }
   if (options->depth == K3_DEPTH_VALUES)
     K3_TRY(k3_rules_values(ckpt, plan, options->engine, options->n_threads, options->progress, findings, err));
+  if (options->depth == K3_DEPTH_VALUES)
+    K3_TRY(k3_family_check_values(plan, findings, err));
   if (options->depth == K3_DEPTH_VALUES && findings->n_errors == 0)
     K3_TRY(k3_plan_compare_borrowed(plan, options->n_threads, options->progress, findings, err));
   for (int rule = K3_RULE_NONE + 1; rule < K3_RULE_COUNT; rule++) {

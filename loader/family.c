@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/alloc.h"
 #include "loader/family_parts.h"
 
 static const struct k3_family *const FAMILIES[] = {&K3_FAMILY_MINIMAX_M3, &K3_FAMILY_DEEPSEEK_V32, &K3_FAMILY_KIMI_K3};
@@ -42,6 +43,34 @@ uint64_t k3_family_n_present(const struct k3_plan *plan, size_t index, uint64_t 
     }
   }
   return n;
+}
+
+uint64_t k3_family_tensor(const struct k3_plan *plan, const char *module, uint64_t index) {
+  for (size_t s = 0; s < plan->n_shards; s++) {
+    const struct k3_mapped *mapped = &plan->shards[s].mapped;
+    if (mapped->module != K3_MODULE_CARRY && !mapped->of_target && mapped->param == K3_PARAM_WEIGHT && mapped->index[0] == index &&
+        strcmp(plan->recipe->modules[mapped->module].name, module) == 0)
+      return mapped->tensor;
+  }
+  return UINT64_MAX;
+}
+
+enum k3_status k3_family_same_bytes(const struct k3_plan *plan, uint64_t a, uint64_t b, bool *same, struct k3_error *err) {
+  enum { CHUNK_NBYTES = 1 << 20 };
+  const struct k3_st_tensor *ta = k3_ckpt_tensor(plan->ckpt, a), *tb = k3_ckpt_tensor(plan->ckpt, b);
+  uint64_t nbytes = ta->end - ta->begin;
+  *same = ta->dtype == tb->dtype && nbytes == tb->end - tb->begin;
+  unsigned char *chunks = k3_alloc_aligned(2 * CHUNK_NBYTES, 64, err);
+  enum k3_status status = chunks ? K3_OK : K3_NO_MEMORY;
+  for (uint64_t at = 0; status == K3_OK && *same && at < nbytes; at += CHUNK_NBYTES) {
+    size_t n = nbytes - at < CHUNK_NBYTES ? (size_t)(nbytes - at) : CHUNK_NBYTES;
+    status = k3_ckpt_read(plan->ckpt, a, at, chunks, n, err);
+    if (status == K3_OK)
+      status = k3_ckpt_read(plan->ckpt, b, at, chunks + CHUNK_NBYTES, n, err);
+    *same = status == K3_OK && memcmp(chunks, chunks + CHUNK_NBYTES, n) == 0;
+  }
+  k3_free(chunks);
+  return status;
 }
 
 // A field that stands both at the top and in text_config must have one value: which one an engine reads is anybody's guess.
@@ -99,6 +128,11 @@ enum k3_status k3_family_check_tensors(const struct k3_plan *plan, struct k3_fin
   check_dump(plan, findings);
   family->check_tensors(plan, findings);
   return K3_OK;
+}
+
+enum k3_status k3_family_check_values(const struct k3_plan *plan, struct k3_findings *findings, struct k3_error *err) {
+  const struct k3_family *family = family_of(plan->recipe);
+  return family && family->check_values ? family->check_values(plan, findings, err) : K3_OK;
 }
 
 void k3_family_check_tp(const struct k3_recipe *recipe, const struct k3_config *config, uint64_t tp, struct k3_findings *findings) {

@@ -19,8 +19,8 @@ static void check_router(const struct k3_config *config, struct k3_findings *fin
     K3_FAMILY_CONTRADICTION(findings, config, "n_group", "groups of two experts and more: a group's score is the sum of its two best",
                             "groups of %llu", (ull)size);
   if (kept <= n_group && kept * size < top_k)
-    K3_FAMILY_CONTRADICTION(findings, config, "topk_group", "enough groups for num_experts_per_tok", "%llu groups of %llu for the best %llu", (ull)kept,
-                            (ull)size, (ull)top_k);
+    K3_FAMILY_CONTRADICTION(findings, config, "topk_group", "enough groups for num_experts_per_tok", "%llu groups of %llu for the best %llu",
+                            (ull)kept, (ull)size, (ull)top_k);
 }
 
 static void check_rope(const struct k3_config *config, struct k3_findings *findings) {
@@ -47,7 +47,8 @@ static void check_config(const struct k3_config *config, struct k3_findings *fin
   check_rope(config, findings);
   uint64_t index_dim = k3_family_u64(config, "index_head_dim", 0), rope = k3_family_u64(config, "qk_rope_head_dim", 0);
   if (index_dim < rope)
-    K3_FAMILY_CONTRADICTION(findings, config, "index_head_dim", "at least qk_rope_head_dim", "%llu, the rotated part has %llu", (ull)index_dim, (ull)rope);
+    K3_FAMILY_CONTRADICTION(findings, config, "index_head_dim", "at least qk_rope_head_dim", "%llu, the rotated part has %llu", (ull)index_dim,
+                            (ull)rope);
   if (index_dim == 0 || (index_dim & (index_dim - 1)) != 0)
     K3_FAMILY_CONTRADICTION(findings, config, "index_head_dim", "a power of two, for the Hadamard rotation", "%llu", (ull)index_dim);
   if (rope % 2 != 0)
@@ -70,6 +71,24 @@ static void check_tensors(const struct k3_plan *plan, struct k3_findings *findin
                        "%llu prediction layers are declared, %llu are in the files; nothing is made up for the others", (ull)declared, (ull)present);
 }
 
+// The prediction layer's embedding and head are copies of the main ones; engines load one of the two and share it.
+static enum k3_status check_values(const struct k3_plan *plan, struct k3_findings *findings, struct k3_error *err) {
+  static const char *const pairs[][2] = {{"embed_tokens", "layers.{i}.embed_tokens"}, {"lm_head", "layers.{i}.shared_head.head"}};
+  uint64_t n_layers = k3_family_u64(plan->mapper.config, "num_hidden_layers", 0);
+  for (uint64_t layer = n_layers; layer < plan->mapper.index_counts[0]; layer++) {
+    for (size_t p = 0; p < 2; p++) {
+      uint64_t main = k3_family_tensor(plan, pairs[p][0], 0), copy = k3_family_tensor(plan, pairs[p][1], layer);
+      bool same = true;
+      if (main != UINT64_MAX && copy != UINT64_MAX)
+        K3_TRY(k3_family_same_bytes(plan, main, copy, &same, err));
+      if (!same)
+        k3_findings_report(findings, K3_DSV08, k3_ckpt_file_of(plan->ckpt, copy)->path, k3_ckpt_tensor(plan->ckpt, copy)->name, "the same bytes",
+                           "other bytes than %s", k3_ckpt_tensor(plan->ckpt, main)->name);
+    }
+  }
+  return K3_OK;
+}
+
 static void check_tp(const struct k3_config *config, uint64_t tp, struct k3_findings *findings) {
   static const char *const widths[] = {"intermediate_size", "moe_intermediate_size"};
   uint64_t n_heads = k3_family_u64(config, "num_attention_heads", 0), block[2] = {1, 1};
@@ -77,7 +96,8 @@ static void check_tp(const struct k3_config *config, uint64_t tp, struct k3_find
   if (k3_config_u64_list(config, "quantization_config.weight_block_size", block, 2, &n, NULL, NULL) != K3_OK || n != 2 || block[0] == 0)
     block[0] = 1;
   if (n_heads % tp != 0)
-    k3_findings_report(findings, K3_PCK05, k3_config_file(config), "num_attention_heads", "a multiple of tp", "%llu heads, tp %llu", (ull)n_heads, (ull)tp);
+    k3_findings_report(findings, K3_PCK05, k3_config_file(config), "num_attention_heads", "a multiple of tp", "%llu heads, tp %llu", (ull)n_heads,
+                       (ull)tp);
   for (int i = 0; i < 2; i++) {
     uint64_t width = k3_family_u64(config, widths[i], 0);
     if (width % tp != 0 || width / tp % block[0] != 0)
@@ -86,4 +106,4 @@ static void check_tp(const struct k3_config *config, uint64_t tp, struct k3_find
   }
 }
 
-const struct k3_family K3_FAMILY_DEEPSEEK_V32 = {"deepseek-v3.2", check_config, check_tensors, check_tp};
+const struct k3_family K3_FAMILY_DEEPSEEK_V32 = {"deepseek-v3.2", check_config, check_tensors, check_values, check_tp};

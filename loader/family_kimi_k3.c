@@ -40,8 +40,8 @@ static void check_kinds(const struct k3_config *config, struct k3_findings *find
   count_layers(config, "linear_attn_config.full_attn_layers", n_layers, times, findings);
   for (uint64_t layer = 1; layer <= n_layers && findings->n_errors == errors; layer++) {
     if (times[layer] != 1)
-      K3_FAMILY_CONTRADICTION(findings, config, "linear_attn_config", "every layer once, in kda_layers or in full_attn_layers", "layer %llu is listed %s",
-                              (ull)layer, times[layer] ? "twice" : "nowhere");
+      K3_FAMILY_CONTRADICTION(findings, config, "linear_attn_config", "every layer once, in kda_layers or in full_attn_layers",
+                              "layer %llu is listed %s", (ull)layer, times[layer] ? "twice" : "nowhere");
   }
 }
 
@@ -81,9 +81,7 @@ static void check_config(const struct k3_config *config, struct k3_findings *fin
 
 // A layer whose names say one kind while the lists say the other: zero-based lists shift every layer and would otherwise drown in absent names.
 static void check_shift(const struct k3_plan *plan, struct k3_findings *findings) {
-  static const struct {
-    const char *mark, *is, *listed;
-  } kinds[] = {{".self_attn.kv_b_proj.", "MLA", "KDA"}, {".self_attn.A_log", "KDA", "MLA"}};
+  static const struct { const char *mark, *is, *listed; } kinds[] = {{".self_attn.kv_b_proj.", "MLA", "KDA"}, {".self_attn.A_log", "KDA", "MLA"}};
   for (size_t i = 0; i < plan->n_dropped; i++) {
     for (size_t k = 0; k < 2; k++) {
       if (!strstr(plan->dropped[i].tensor, kinds[k].mark))
@@ -100,8 +98,10 @@ static void check_release(const struct k3_plan *plan, struct k3_findings *findin
   static const struct {
     const char *field;
     uint64_t value;
-  } release[] = {{"hidden_size", 7168},         {"num_hidden_layers", 93}, {"num_experts", 896},        {"moe_intermediate_size", 3072},
-                 {"vocab_size", 163840},        {"num_attention_heads", 96}, {"first_k_dense_replace", 1}, {"routed_expert_hidden_size", 3584},
+  } release[] = {{"hidden_size", 7168},        {"num_hidden_layers", 93},
+                 {"num_experts", 896},         {"moe_intermediate_size", 3072},
+                 {"vocab_size", 163840},       {"num_attention_heads", 96},
+                 {"first_k_dense_replace", 1}, {"routed_expert_hidden_size", 3584},
                  {"intermediate_size", 33792}, {"vision_config.vt_num_hidden_layers", 27}};
   for (size_t i = 0; i < sizeof release / sizeof release[0]; i++) {
     if (k3_family_u64(plan->mapper.config, release[i].field, 0) != release[i].value)
@@ -112,8 +112,8 @@ static void check_release(const struct k3_plan *plan, struct k3_findings *findin
     n_packed += plan->shards[s].mapped.param == K3_PARAM_WEIGHT_PACKED;
   const uint64_t n_tensors = 497220, nbytes = UINT64_C(1560860324864);
   if (n_packed > 0 && (plan->ckpt->n_tensors != n_tensors || plan->ckpt->tensors_nbytes != nbytes))
-    k3_findings_report(findings, K3_K3V18, plan->ckpt->source, NULL, "497220 tensors of 1560860324864 bytes, as released", "%llu tensors of %llu bytes",
-                       (ull)plan->ckpt->n_tensors, (ull)plan->ckpt->tensors_nbytes);
+    k3_findings_report(findings, K3_K3V18, plan->ckpt->source, NULL, "497220 tensors of 1560860324864 bytes, as released",
+                       "%llu tensors of %llu bytes", (ull)plan->ckpt->n_tensors, (ull)plan->ckpt->tensors_nbytes);
 }
 
 static void check_tensors(const struct k3_plan *plan, struct k3_findings *findings) {
@@ -134,11 +134,24 @@ static void check_tensors(const struct k3_plan *plan, struct k3_findings *findin
     }
     if (param->other && !said_vector && strcmp(param->name, "weight") == 0 && t->rank != param->rank) {
       said_vector = true;
-      k3_findings_report(findings, K3_K3V12, k3_plan_path_of(plan, mapped), t->name, NULL, "a vector without its dimension of one, as some exports write it");
+      k3_findings_report(findings, K3_K3V12, k3_plan_path_of(plan, mapped), t->name, NULL,
+                         "a vector without its dimension of one, as some exports write it");
     }
   }
   check_shift(plan, findings);
   check_release(plan, findings);
+}
+
+// Embedding and head are trained apart; equal bytes mean that one of them was written twice.
+static enum k3_status check_values(const struct k3_plan *plan, struct k3_findings *findings, struct k3_error *err) {
+  uint64_t embed = k3_family_tensor(plan, "embed_tokens", 0), head = k3_family_tensor(plan, "lm_head", 0);
+  bool same = false;
+  if (embed != UINT64_MAX && head != UINT64_MAX)
+    K3_TRY(k3_family_same_bytes(plan, embed, head, &same, err));
+  if (same)
+    k3_findings_report(findings, K3_K3V14, k3_ckpt_file_of(plan->ckpt, head)->path, k3_ckpt_tensor(plan->ckpt, head)->name, NULL,
+                       "the same bytes as %s", k3_ckpt_tensor(plan->ckpt, embed)->name);
+  return K3_OK;
 }
 
 static void check_tp(const struct k3_config *config, uint64_t tp, struct k3_findings *findings) {
@@ -149,8 +162,8 @@ static void check_tp(const struct k3_config *config, uint64_t tp, struct k3_find
     k3_findings_report(findings, K3_PCK05, k3_config_file(config), "num_attention_heads", "a multiple of tp", "%llu heads, tp %llu",
                        (ull)(n_heads % tp ? n_heads : n_kda), (ull)tp);
   if (width % tp != 0 || width / tp % MX_GROUP != 0)
-    k3_findings_report(findings, K3_PCK05, k3_config_file(config), "moe_intermediate_size", "whole groups of 32 on every rank", "%llu, tp %llu", (ull)width,
-                       (ull)tp);
+    k3_findings_report(findings, K3_PCK05, k3_config_file(config), "moe_intermediate_size", "whole groups of 32 on every rank", "%llu, tp %llu",
+                       (ull)width, (ull)tp);
 }
 
-const struct k3_family K3_FAMILY_KIMI_K3 = {"kimi-k3", check_config, check_tensors, check_tp};
+const struct k3_family K3_FAMILY_KIMI_K3 = {"kimi-k3", check_config, check_tensors, check_values, check_tp};

@@ -8,7 +8,8 @@
 typedef unsigned long long ull;  // for %llu
 
 static void check_lists(const struct k3_config *config, struct k3_findings *findings) {
-  static const char *const moe[] = {"moe_layer_freq", "mlp_layer_types"}, *const sparse[] = {"sparse_attention_config.sparse_attention_freq", "layer_types"};
+  static const char *const moe[] = {"moe_layer_freq", "mlp_layer_types"}, *const sparse[] = {"sparse_attention_config.sparse_attention_freq",
+                                                                                             "layer_types"};
   static const char *const all[] = {"moe_layer_freq", "mlp_layer_types", "sparse_attention_config.sparse_attention_freq", "layer_types",
                                     "sparse_attention_config.sparse_disable_index_value"};
   uint64_t n_layers = k3_family_u64(config, "num_hidden_layers", 0);
@@ -20,7 +21,8 @@ static void check_lists(const struct k3_config *config, struct k3_findings *find
   if (k3_family_list_length(config, moe[0]) == UINT64_MAX && k3_family_list_length(config, moe[1]) == UINT64_MAX)
     K3_FAMILY_CONTRADICTION(findings, config, moe[0], "a list of 0 and 1, or mlp_layer_types", "neither is there: which layers hold experts is open");
   if (k3_family_list_length(config, sparse[0]) == UINT64_MAX && k3_family_list_length(config, sparse[1]) == UINT64_MAX)
-    K3_FAMILY_CONTRADICTION(findings, config, sparse[0], "a list of 0 and 1, or layer_types", "neither is there: which layers have an indexer is open");
+    K3_FAMILY_CONTRADICTION(findings, config, sparse[0], "a list of 0 and 1, or layer_types",
+                            "neither is there: which layers have an indexer is open");
 }
 
 static void check_attention(const struct k3_config *config, struct k3_findings *findings) {
@@ -61,7 +63,8 @@ static void check_activation(const struct k3_config *config, struct k3_findings 
   bool gemma = native, found = false;  // the native class has no other norm and no field for it
   k3_config_bool(config, "use_gemma_norm", &gemma, &found, NULL);
   if (!gemma)
-    K3_FAMILY_CONTRADICTION(findings, config, "use_gemma_norm", "true: every norm of this model multiplies by 1 + w", "%s", found ? "false" : "absent");
+    K3_FAMILY_CONTRADICTION(findings, config, "use_gemma_norm", "true: every norm of this model multiplies by 1 + w", "%s",
+                            found ? "false" : "absent");
 }
 
 static void check_config(const struct k3_config *config, struct k3_findings *findings) {
@@ -96,7 +99,8 @@ static void check_tensors(const struct k3_plan *plan, struct k3_findings *findin
       k3_findings_report(findings, K3_M3V07, k3_plan_path_of(plan, mapped), t->name, "beside gate", "the bias stands under gate; it is renamed");
     }
     if (!router && t->dtype != K3_DTYPE_F32)
-      k3_findings_report(findings, K3_M3V14, k3_plan_path_of(plan, mapped), t->name, "F32, as released", "%s", k3_dtype_name((enum k3_dtype)t->dtype));
+      k3_findings_report(findings, K3_M3V14, k3_plan_path_of(plan, mapped), t->name, "F32, as released", "%s",
+                         k3_dtype_name((enum k3_dtype)t->dtype));
   }
   enum { MTP_INDEX = 2 };  // {k}
   uint64_t declared = plan->mapper.index_counts[MTP_INDEX], present = k3_family_n_present(plan, MTP_INDEX, 0);
@@ -110,13 +114,14 @@ static void check_tp(const struct k3_config *config, uint64_t tp, struct k3_find
   uint64_t width = k3_family_u64(config, "intermediate_size", 0);
   enum { MX_GROUP = 32 };
   if (n_heads % tp != 0)
-    k3_findings_report(findings, K3_PCK05, k3_config_file(config), "num_attention_heads", "a multiple of tp", "%llu heads, tp %llu", (ull)n_heads, (ull)tp);
+    k3_findings_report(findings, K3_PCK05, k3_config_file(config), "num_attention_heads", "a multiple of tp", "%llu heads, tp %llu", (ull)n_heads,
+                       (ull)tp);
   if (n_kv == 0 || (tp <= n_kv ? n_kv % tp != 0 : tp % n_kv != 0))
     k3_findings_report(findings, K3_PCK05, k3_config_file(config), "num_key_value_heads", "a divisor or a multiple of tp", "%llu KV heads, tp %llu",
                        (ull)n_kv, (ull)tp);
   if (width % tp != 0 || width / tp % MX_GROUP != 0)
-    k3_findings_report(findings, K3_PCK05, k3_config_file(config), "intermediate_size", "whole groups of 32 on every rank", "%llu, tp %llu", (ull)width,
-                       (ull)tp);
+    k3_findings_report(findings, K3_PCK05, k3_config_file(config), "intermediate_size", "whole groups of 32 on every rank", "%llu, tp %llu",
+                       (ull)width, (ull)tp);
 }
 
-const struct k3_family K3_FAMILY_MINIMAX_M3 = {"minimax-m3", check_config, check_tensors, check_tp};
+const struct k3_family K3_FAMILY_MINIMAX_M3 = {"minimax-m3", check_config, check_tensors, NULL, check_tp};

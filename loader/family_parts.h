@@ -9,6 +9,7 @@ struct k3_family {
   const char *name;
   void (*check_config)(const struct k3_config *config, struct k3_findings *findings);
   void (*check_tensors)(const struct k3_plan *plan, struct k3_findings *findings);
+  enum k3_status (*check_values)(const struct k3_plan *plan, struct k3_findings *findings, struct k3_error *err);  // NULL: none
   void (*check_tp)(const struct k3_config *config, uint64_t tp, struct k3_findings *findings);
 };
 
@@ -31,6 +32,12 @@ static inline uint64_t k3_family_u64_of(const struct k3_config *config, const ch
 
 // Number of items of a list, UINT64_MAX when the field is absent.
 uint64_t k3_family_list_length(const struct k3_config *config, const char *path);
+
+// The tensor of a module without companions under its recipe name and first index; UINT64_MAX when there is none.
+uint64_t k3_family_tensor(const struct k3_plan *plan, const char *module, uint64_t index);
+
+// Whether two tensors of the checkpoint hold the same bytes.
+enum k3_status k3_family_same_bytes(const struct k3_plan *plan, uint64_t a, uint64_t b, bool *same, struct k3_error *err);
 
 // Number of prediction modules of which some tensor is there: values from `first` on of the recipe's index number `index`.
 uint64_t k3_family_n_present(const struct k3_plan *plan, size_t index, uint64_t first);

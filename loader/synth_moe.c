@@ -23,28 +23,25 @@ struct row {
 #define BIAS   K3_SYNTH_BIAS
 
 // A sparse layer of MiniMax-M3 behind PREFIX; norms hold what is added to 1.
-#define M3_ATTENTION(PREFIX, LAYERS)                                     \
-  {PREFIX "input_layernorm.weight", "H", LAYERS, PLAIN, BIAS},           \
-  {PREFIX "post_attention_layernorm.weight", "H", LAYERS, PLAIN, BIAS},  \
-  {PREFIX "self_attn.q_proj", "N*D,H", LAYERS, ATTENTION, MATRIX},       \
-  {PREFIX "self_attn.k_proj", "G*D,H", LAYERS, ATTENTION, MATRIX},       \
-  {PREFIX "self_attn.v_proj", "G*D,H", LAYERS, ATTENTION, MATRIX},       \
-  {PREFIX "self_attn.o_proj", "H,N*D", LAYERS, ATTENTION, MATRIX},       \
-  {PREFIX "self_attn.q_norm.weight", "D", LAYERS, PLAIN, BIAS},          \
-  {PREFIX "self_attn.k_norm.weight", "D", LAYERS, PLAIN, BIAS}
-#define M3_SPARSE(PREFIX, LAYERS)                                                              \
-  {PREFIX "self_attn.index_q_proj", "Xn*Xd,H", LAYERS, ATTENTION, MATRIX},                     \
-  {PREFIX "self_attn.index_k_proj", "Xd,H", LAYERS, ATTENTION, MATRIX},                        \
-  {PREFIX "self_attn.index_q_norm.weight", "Xd", LAYERS, PLAIN, BIAS},                         \
-  {PREFIX "self_attn.index_k_norm.weight", "Xd", LAYERS, PLAIN, BIAS},                         \
-  {PREFIX "block_sparse_moe.gate.weight", "X,H", LAYERS, FLOAT32, MATRIX},                     \
-  {PREFIX "block_sparse_moe.e_score_correction_bias", "X", LAYERS, FLOAT32, BIAS},             \
-  {PREFIX "block_sparse_moe.experts.{e}.w1", "Ie,H", LAYERS, ROUTED, MATRIX},                  \
-  {PREFIX "block_sparse_moe.experts.{e}.w2", "H,Ie", LAYERS, ROUTED, MATRIX},                  \
-  {PREFIX "block_sparse_moe.experts.{e}.w3", "Ie,H", LAYERS, ROUTED, MATRIX},                  \
-  {PREFIX "block_sparse_moe.shared_experts.gate_proj", "Is,H", LAYERS, SHARED, MATRIX},        \
-  {PREFIX "block_sparse_moe.shared_experts.up_proj", "Is,H", LAYERS, SHARED, MATRIX},          \
-  {PREFIX "block_sparse_moe.shared_experts.down_proj", "H,Is", LAYERS, SHARED, MATRIX}
+#define M3_ATTENTION(PREFIX, LAYERS)                                                                                                    \
+  {PREFIX "input_layernorm.weight", "H", LAYERS, PLAIN, BIAS}, {PREFIX "post_attention_layernorm.weight", "H", LAYERS, PLAIN, BIAS},    \
+      {PREFIX "self_attn.q_proj", "N*D,H", LAYERS, ATTENTION, MATRIX}, {PREFIX "self_attn.k_proj", "G*D,H", LAYERS, ATTENTION, MATRIX}, \
+      {PREFIX "self_attn.v_proj", "G*D,H", LAYERS, ATTENTION, MATRIX}, {PREFIX "self_attn.o_proj", "H,N*D", LAYERS, ATTENTION, MATRIX}, \
+      {PREFIX "self_attn.q_norm.weight", "D", LAYERS, PLAIN, BIAS}, {                                                                   \
+    PREFIX "self_attn.k_norm.weight", "D", LAYERS, PLAIN, BIAS                                                                          \
+  }
+#define M3_SPARSE(PREFIX, LAYERS)                                                                                                                \
+  {PREFIX "self_attn.index_q_proj", "Xn*Xd,H", LAYERS, ATTENTION, MATRIX}, {PREFIX "self_attn.index_k_proj", "Xd,H", LAYERS, ATTENTION, MATRIX}, \
+      {PREFIX "self_attn.index_q_norm.weight", "Xd", LAYERS, PLAIN, BIAS}, {PREFIX "self_attn.index_k_norm.weight", "Xd", LAYERS, PLAIN, BIAS},  \
+      {PREFIX "block_sparse_moe.gate.weight", "X,H", LAYERS, FLOAT32, MATRIX},                                                                   \
+      {PREFIX "block_sparse_moe.e_score_correction_bias", "X", LAYERS, FLOAT32, BIAS},                                                           \
+      {PREFIX "block_sparse_moe.experts.{e}.w1", "Ie,H", LAYERS, ROUTED, MATRIX},                                                                \
+      {PREFIX "block_sparse_moe.experts.{e}.w2", "H,Ie", LAYERS, ROUTED, MATRIX},                                                                \
+      {PREFIX "block_sparse_moe.experts.{e}.w3", "Ie,H", LAYERS, ROUTED, MATRIX},                                                                \
+      {PREFIX "block_sparse_moe.shared_experts.gate_proj", "Is,H", LAYERS, SHARED, MATRIX},                                                      \
+      {PREFIX "block_sparse_moe.shared_experts.up_proj", "Is,H", LAYERS, SHARED, MATRIX}, {                                                      \
+    PREFIX "block_sparse_moe.shared_experts.down_proj", "H,Is", LAYERS, SHARED, MATRIX                                                           \
+  }
 
 static const struct row m3_text[] = {
     {"language_model.model.embed_tokens.weight", "V,H", ALL, PLAIN, MATRIX},
@@ -237,22 +234,23 @@ struct piece {
   uint8_t dtype, fill, extent;
 };
 static const struct piece plain[] = {{".weight", K3_DTYPE_BF16, MATRIX, SAME}, {0}};
-static const struct piece mxfp8_inv[] = {{".weight", K3_DTYPE_F8_E4M3, K3_SYNTH_FP8_CODES, SAME},
-                                         {".weight_scale_inv", K3_DTYPE_U8, K3_SYNTH_FP8_SCALES, PER_32}, {0}};
-static const struct piece mxfp8[] = {{".weight", K3_DTYPE_F8_E4M3, K3_SYNTH_FP8_CODES, SAME},
-                                     {".weight_scale", K3_DTYPE_U8, K3_SYNTH_FP8_SCALES, PER_32}, {0}};
-static const struct piece fp8_block[] = {{".weight", K3_DTYPE_F8_E4M3, K3_SYNTH_FP8_CODES, SAME},
-                                         {".weight_scale_inv", K3_DTYPE_F32, K3_SYNTH_FP8_SCALES, BLOCKS}, {0}};
-static const struct piece fp8_block_4d[] = {{".weight", K3_DTYPE_F8_E4M3, K3_SYNTH_FP8_CODES, SAME},
-                                            {".weight_scale", K3_DTYPE_F32, K3_SYNTH_FP8_SCALES, BLOCKS_4D}, {0}};
-static const struct piece mxfp4[] = {{".weight_packed", K3_DTYPE_U8, K3_SYNTH_FP4_CODES, HALF},
-                                     {".weight_scale", K3_DTYPE_U8, K3_SYNTH_FP4_SCALES, PER_32}, {0}};
-static const struct piece quark[] = {{".weight", K3_DTYPE_U8, K3_SYNTH_FP4_CODES, HALF},
-                                     {".weight_scale", K3_DTYPE_U8, K3_SYNTH_FP4_SCALES, PER_32}, {0}};
+static const struct piece mxfp8_inv[] = {
+    {".weight", K3_DTYPE_F8_E4M3, K3_SYNTH_FP8_CODES, SAME}, {".weight_scale_inv", K3_DTYPE_U8, K3_SYNTH_FP8_SCALES, PER_32}, {0}};
+static const struct piece mxfp8[] = {
+    {".weight", K3_DTYPE_F8_E4M3, K3_SYNTH_FP8_CODES, SAME}, {".weight_scale", K3_DTYPE_U8, K3_SYNTH_FP8_SCALES, PER_32}, {0}};
+static const struct piece fp8_block[] = {
+    {".weight", K3_DTYPE_F8_E4M3, K3_SYNTH_FP8_CODES, SAME}, {".weight_scale_inv", K3_DTYPE_F32, K3_SYNTH_FP8_SCALES, BLOCKS}, {0}};
+static const struct piece fp8_block_4d[] = {
+    {".weight", K3_DTYPE_F8_E4M3, K3_SYNTH_FP8_CODES, SAME}, {".weight_scale", K3_DTYPE_F32, K3_SYNTH_FP8_SCALES, BLOCKS_4D}, {0}};
+static const struct piece mxfp4[] = {
+    {".weight_packed", K3_DTYPE_U8, K3_SYNTH_FP4_CODES, HALF}, {".weight_scale", K3_DTYPE_U8, K3_SYNTH_FP4_SCALES, PER_32}, {0}};
+static const struct piece quark[] = {
+    {".weight", K3_DTYPE_U8, K3_SYNTH_FP4_CODES, HALF}, {".weight_scale", K3_DTYPE_U8, K3_SYNTH_FP4_SCALES, PER_32}, {0}};
 static const struct piece nvfp4[] = {{".weight", K3_DTYPE_U8, K3_SYNTH_FP4_CODES, HALF},
                                      {".weight_scale", K3_DTYPE_F8_E4M3, K3_SYNTH_NVFP4_SCALES, PER_16},
                                      {".weight_scale_2", K3_DTYPE_F32, K3_SYNTH_NVFP4_SECOND, SCALAR},
-                                     {".input_scale", K3_DTYPE_F32, K3_SYNTH_ONES, SCALAR}, {0}};
+                                     {".input_scale", K3_DTYPE_F32, K3_SYNTH_ONES, SCALAR},
+                                     {0}};
 
 static const struct piece *pieces_of(const struct k3_synth_moe *moe, enum part part) {
   switch (moe->form) {
@@ -301,8 +299,13 @@ static void shape_piece(const struct builder *b, const struct piece *piece, stru
 
 // The transformers-native spelling of a MiniMax-M3 name.
 static void respell(char name[MAX_NAME_NBYTES]) {
-  static const char *const pairs[][2] = {{".index_q_proj", ".indexer.q_proj"}, {".index_k_proj", ".indexer.k_proj"}, {".index_q_norm", ".indexer.q_norm"},
-                                         {".index_k_norm", ".indexer.k_norm"}, {".w1", ".gate_proj"}, {".w2", ".down_proj"}, {".w3", ".up_proj"}};
+  static const char *const pairs[][2] = {{".index_q_proj", ".indexer.q_proj"},
+                                         {".index_k_proj", ".indexer.k_proj"},
+                                         {".index_q_norm", ".indexer.q_norm"},
+                                         {".index_k_norm", ".indexer.k_norm"},
+                                         {".w1", ".gate_proj"},
+                                         {".w2", ".down_proj"},
+                                         {".w3", ".up_proj"}};
   for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++) {
     char *at = strstr(name, pairs[i][0]), rest[MAX_NAME_NBYTES];
     if (!at)
@@ -312,8 +315,8 @@ static void respell(char name[MAX_NAME_NBYTES]) {
   }
 }
 
-static enum k3_status add_tensor(struct builder *b, const struct k3_synth_tensor *proto, const char *pattern, const char *suffix, const uint64_t index[4],
-                                 struct k3_error *err) {
+static enum k3_status add_tensor(struct builder *b, const struct k3_synth_tensor *proto, const char *pattern, const char *suffix,
+                                 const uint64_t index[4], struct k3_error *err) {
   struct k3_synth_list *list = b->list;
   char name[MAX_NAME_NBYTES];
   size_t n = (size_t)snprintf(name, sizeof name, "%s", b->root), n_root = n;
@@ -336,6 +339,11 @@ static enum k3_status add_tensor(struct builder *b, const struct k3_synth_tensor
   if (!t->name)
     return K3_NO_MEMORY;
   t->key = t->name + n_root;
+  // The prediction layer of DeepSeek-V3.2 holds copies of the embedding and the head.
+  if (strcmp(pattern, "model.layers.{i}.embed_tokens.weight") == 0)
+    t->key = "model.embed_tokens.weight";
+  else if (strcmp(pattern, "model.layers.{i}.shared_head.head.weight") == 0)
+    t->key = "lm_head.weight";
   t->n_elems = 1;
   for (unsigned d = 0; d < t->rank; d++) {
     if (!k3_mul_u64(t->n_elems, t->shape[d], &t->n_elems) || t->n_elems == 0)
@@ -394,8 +402,17 @@ enum k3_status k3_synth_moe_list(const struct k3_synth_preset *preset, const cha
                                  struct k3_error *err) {
   const struct k3_synth_moe *moe = preset->moe;
   bool v32 = moe->family == K3_SYNTH_V32;
-  struct builder b = {preset, root, dtype, list, k3_synth_symbol_value(preset, "L"), k3_synth_symbol_value(preset, "D"),
-                      k3_synth_symbol_value(preset, "X"), v32 ? k3_synth_symbol_value(preset, "M") : 0, 128, 128, 0};
+  struct builder b = {preset,
+                      root,
+                      dtype,
+                      list,
+                      k3_synth_symbol_value(preset, "L"),
+                      k3_synth_symbol_value(preset, "D"),
+                      k3_synth_symbol_value(preset, "X"),
+                      v32 ? k3_synth_symbol_value(preset, "M") : 0,
+                      128,
+                      128,
+                      0};
   if (v32)
     b.block_rows = b.block_cols = k3_synth_symbol_value(preset, "B");
   if (moe->family == K3_SYNTH_M3)

@@ -15,7 +15,7 @@ enum k3_synth_form {
   K3_SYNTH_FORM_MXFP4,      // routed experts: `weight_packed`, `weight_scale` U8
   K3_SYNTH_FORM_QUARK,      // routed experts: `weight` U8, `weight_scale` U8
   K3_SYNTH_FORM_NVFP4,      // routed experts: `weight` U8, `weight_scale` E4M3, `weight_scale_2`, `input_scale`; the rest by family: MXFP8 with
-                       // `weight_scale`, or FP8 with 4-D block scales in attention
+                            // `weight_scale`, or FP8 with 4-D block scales in attention
 };
 
 struct k3_synth_moe {

@@ -6,69 +6,92 @@
 #include "loader/synth_moe.h"
 
 // MiniMax-M3. H hidden, L layers, F dense ones among them, N and G heads and KV heads of D, Rd rotated components, I, Ie, Is widths of dense, routed
-// and shared MLPs, X experts, K of them used, Xn index heads of Xd, Xb tokens a block, Xk blocks kept, M prediction modules (Mc: declared), V vocabulary;
-// Vh, Vl, Vi, Vp, Vt the vision tower.
+// and shared MLPs, X experts, K of them used, Xn index heads of Xd, Xb tokens a block, Xk blocks kept, M prediction modules (Mc: declared), V
+// vocabulary; Vh, Vl, Vi, Vp, Vt the vision tower.
 static const struct k3_synth_symbol m3[] = {
-    {"H", 6144}, {"L", 60}, {"F", 3}, {"N", 64}, {"G", 4}, {"D", 128}, {"Rd", 64}, {"I", 12288}, {"Ie", 3072}, {"Is", 3072}, {"X", 128}, {"K", 4},
-    {"Xn", 4}, {"Xd", 128}, {"Xb", 128}, {"Xk", 16}, {"M", 0}, {"Mc", 7}, {"V", 200064}, {"theta", 5000000}, {"P", 1048576},
-    {"Vh", 1280}, {"Vl", 32}, {"Vn", 16}, {"Vi", 5120}, {"Vp", 14}, {"Vt", 2}, {0},
+    {"H", 6144},    {"L", 60},    {"F", 3},   {"N", 64},   {"G", 4},     {"D", 128}, {"Rd", 64}, {"I", 12288}, {"Ie", 3072},  {"Is", 3072},
+    {"X", 128},     {"K", 4},     {"Xn", 4},  {"Xd", 128}, {"Xb", 128},  {"Xk", 16}, {"M", 0},   {"Mc", 7},    {"V", 200064}, {"theta", 5000000},
+    {"P", 1048576}, {"Vh", 1280}, {"Vl", 32}, {"Vn", 16},  {"Vi", 5120}, {"Vp", 14}, {"Vt", 2},  {0},
 };
 static const struct k3_synth_symbol m3_tiny[] = {
-    {"H", 64}, {"L", 4}, {"F", 1}, {"N", 8}, {"G", 2}, {"D", 16}, {"Rd", 8}, {"I", 96}, {"Ie", 32}, {"Is", 32}, {"X", 4}, {"K", 2},
-    {"Xn", 2}, {"Xd", 16}, {"Xb", 4}, {"Xk", 2}, {"M", 0}, {"Mc", 1}, {"V", 128}, {"theta", 10000}, {"P", 4096},
-    {"Vh", 32}, {"Vl", 2}, {"Vn", 4}, {"Vi", 64}, {"Vp", 2}, {"Vt", 2}, {0},
+    {"H", 64},   {"L", 4},   {"F", 1},  {"N", 8},   {"G", 2},   {"D", 16}, {"Rd", 8}, {"I", 96}, {"Ie", 32}, {"Is", 32},
+    {"X", 4},    {"K", 2},   {"Xn", 2}, {"Xd", 16}, {"Xb", 4},  {"Xk", 2}, {"M", 0},  {"Mc", 1}, {"V", 128}, {"theta", 10000},
+    {"P", 4096}, {"Vh", 32}, {"Vl", 2}, {"Vn", 4},  {"Vi", 64}, {"Vp", 2}, {"Vt", 2}, {0},
 };
 static const struct k3_synth_symbol m3_tiny_mtp[] = {
-    {"H", 64}, {"L", 4}, {"F", 1}, {"N", 8}, {"G", 2}, {"D", 16}, {"Rd", 8}, {"I", 96}, {"Ie", 32}, {"Is", 32}, {"X", 4}, {"K", 2},
-    {"Xn", 2}, {"Xd", 16}, {"Xb", 4}, {"Xk", 2}, {"M", 1}, {"Mc", 1}, {"V", 128}, {"theta", 10000}, {"P", 4096},
-    {"Vh", 32}, {"Vl", 2}, {"Vn", 4}, {"Vi", 64}, {"Vp", 2}, {"Vt", 2}, {0},
+    {"H", 64},   {"L", 4},   {"F", 1},  {"N", 8},   {"G", 2},   {"D", 16}, {"Rd", 8}, {"I", 96}, {"Ie", 32}, {"Is", 32},
+    {"X", 4},    {"K", 2},   {"Xn", 2}, {"Xd", 16}, {"Xb", 4},  {"Xk", 2}, {"M", 1},  {"Mc", 1}, {"V", 128}, {"theta", 10000},
+    {"P", 4096}, {"Vh", 32}, {"Vl", 2}, {"Vn", 4},  {"Vi", 64}, {"Vp", 2}, {"Vt", 2}, {0},
 };
 
 // DeepSeek-V3.2. D dense layers, M prediction layers, P, R, Vd parts of a head, Rq, Rk low ranks, B block of the scales, Gr groups of which Gk are
 // kept, Xt tokens kept by the indexer; the rest as above.
 static const struct k3_synth_symbol v32[] = {
-    {"H", 7168}, {"L", 61}, {"D", 3}, {"M", 1}, {"N", 128}, {"P", 128}, {"R", 64}, {"Vd", 128}, {"Rq", 1536}, {"Rk", 512}, {"I", 18432}, {"Ie", 2048},
-    {"X", 256}, {"K", 8}, {"Gr", 8}, {"Gk", 4}, {"Xn", 64}, {"Xd", 128}, {"Xt", 2048}, {"V", 129280}, {"B", 128}, {"factor", 40}, {"M0", 4096}, {0},
+    {"H", 7168},  {"L", 61},   {"D", 3},     {"M", 1},      {"N", 128}, {"P", 128},     {"R", 64},    {"Vd", 128},
+    {"Rq", 1536}, {"Rk", 512}, {"I", 18432}, {"Ie", 2048},  {"X", 256}, {"K", 8},       {"Gr", 8},    {"Gk", 4},
+    {"Xn", 64},   {"Xd", 128}, {"Xt", 2048}, {"V", 129280}, {"B", 128}, {"factor", 40}, {"M0", 4096}, {0},
 };
-#define V32_TINY(B)                                                                                                                                 \
-  {"H", 96}, {"L", 3}, {"D", 1}, {"M", 1}, {"N", 2}, {"P", 16}, {"R", 16}, {"Vd", 16}, {"Rq", 48}, {"Rk", 40}, {"I", 104}, {"Ie", 40}, {"X", 8},       \
-      {"K", 2}, {"Gr", 4}, {"Gk", 2}, {"Xn", 2}, {"Xd", 32}, {"Xt", 8}, {"V", 160}, {"B", B}, {"factor", 4}, {"M0", 32}, {0}
+#define V32_TINY(B)                                                                                                                              \
+  {"H", 96}, {"L", 3}, {"D", 1}, {"M", 1}, {"N", 2}, {"P", 16}, {"R", 16}, {"Vd", 16}, {"Rq", 48}, {"Rk", 40}, {"I", 104}, {"Ie", 40}, {"X", 8}, \
+      {"K", 2}, {"Gr", 4}, {"Gk", 2}, {"Xn", 2}, {"Xd", 32}, {"Xt", 8}, {"V", 160}, {"B", B}, {"factor", 4}, {"M0", 32}, {                       \
+    0                                                                                                                                            \
+  }
 static const struct k3_synth_symbol v32_tiny_32[] = {V32_TINY(32)}, v32_tiny_128[] = {V32_TINY(128)};
 
 // Kimi K3. An KDA heads of Ad, Ac taps of their convolutions, Z latent width, S shared experts, Bk layers a block of the residual attention; Vq, Vg
 // width of the vision attention and side of its position grid; the rest as above.
 static const struct k3_synth_symbol k3[] = {
-    {"H", 7168}, {"L", 93}, {"D", 1}, {"N", 96}, {"P", 128}, {"R", 64}, {"Vd", 128}, {"Rq", 1536}, {"Rk", 512}, {"An", 96}, {"Ad", 128}, {"Ac", 4},
-    {"I", 33792}, {"Ie", 3072}, {"Z", 3584}, {"X", 896}, {"K", 16}, {"S", 2}, {"Bk", 12}, {"V", 163840}, {"Pm", 1048576},
-    {"Vh", 1024}, {"Vl", 27}, {"Vn", 12}, {"Vi", 4096}, {"Vq", 1536}, {"Vp", 14}, {"Vg", 64}, {0},
+    {"H", 7168},     {"L", 93},    {"D", 1},     {"N", 96},    {"P", 128},   {"R", 64},    {"Vd", 128}, {"Rq", 1536}, {"Rk", 512}, {"An", 96},
+    {"Ad", 128},     {"Ac", 4},    {"I", 33792}, {"Ie", 3072}, {"Z", 3584},  {"X", 896},   {"K", 16},   {"S", 2},     {"Bk", 12},  {"V", 163840},
+    {"Pm", 1048576}, {"Vh", 1024}, {"Vl", 27},   {"Vn", 12},   {"Vi", 4096}, {"Vq", 1536}, {"Vp", 14},  {"Vg", 64},   {0},
 };
 static const struct k3_synth_symbol k3_tiny[] = {
-    {"H", 64}, {"L", 5}, {"D", 1}, {"N", 3}, {"P", 8}, {"R", 4}, {"Vd", 8}, {"Rq", 16}, {"Rk", 16}, {"An", 3}, {"Ad", 8}, {"Ac", 4},
-    {"I", 96}, {"Ie", 64}, {"Z", 32}, {"X", 4}, {"K", 2}, {"S", 2}, {"Bk", 2}, {"V", 128}, {"Pm", 4096},
-    {"Vh", 12}, {"Vl", 1}, {"Vn", 2}, {"Vi", 32}, {"Vq", 24}, {"Vp", 2}, {"Vg", 4}, {0},
+    {"H", 64},    {"L", 5},   {"D", 1},  {"N", 3},   {"P", 8},   {"R", 4},   {"Vd", 8}, {"Rq", 16}, {"Rk", 16}, {"An", 3},
+    {"Ad", 8},    {"Ac", 4},  {"I", 96}, {"Ie", 64}, {"Z", 32},  {"X", 4},   {"K", 2},  {"S", 2},   {"Bk", 2},  {"V", 128},
+    {"Pm", 4096}, {"Vh", 12}, {"Vl", 1}, {"Vn", 2},  {"Vi", 32}, {"Vq", 24}, {"Vp", 2}, {"Vg", 4},  {0},
 };
 
-#define MOE(...) .moe = &(const struct k3_synth_moe){__VA_ARGS__}
-#define PT       .meta_key = "format", .meta_value = "pt"
+#define MOE(...)                        \
+  .moe = &(const struct k3_synth_moe) { \
+    __VA_ARGS__                         \
+  }
+#define PT .meta_key = "format", .meta_value = "pt"
 const struct k3_synth_preset K3_SYNTH_MOE_PRESETS[K3_SYNTH_N_MOE_PRESETS] = {
-    {"minimax-m3", "MiniMax-M3 in BF16, 854 GB of holes", .symbols = m3, .n_shards = 64, .sparse = true, PT, MOE(K3_SYNTH_M3, K3_SYNTH_FORM_PLAIN, .vision = true, .n_count_digits = 5)},
-    {"minimax-m3-mxfp8", "its MXFP8 form, 444 GB of holes", .symbols = m3, .n_shards = 32, .sparse = true, PT, MOE(K3_SYNTH_M3, K3_SYNTH_FORM_MXFP8, .vision = true, .n_count_digits = 5)},
-    {"minimax-m3-nvfp4", "its mixed form: NVFP4 experts, the rest MXFP8", .symbols = m3, .n_shards = 32, .sparse = true, PT, MOE(K3_SYNTH_M3, K3_SYNTH_FORM_NVFP4, .vision = true, .n_count_digits = 5)},
-    {"minimax-m3-mxfp4", "its form with MXFP4 experts", .symbols = m3, .n_shards = 49, .sparse = true, PT, MOE(K3_SYNTH_M3, K3_SYNTH_FORM_QUARK, .vision = true, .n_count_digits = 5)},
-    {"deepseek-v3.2", "DeepSeek-V3.2 in FP8 with its prediction layer, 689 GB of holes", .symbols = v32, .n_shards = 163, .sparse = true, MOE(K3_SYNTH_V32, K3_SYNTH_FORM_FP8_BLOCK, .mtp = true, .n_count_digits = 6)},
-    {"kimi-k3", "Kimi K3 with MXFP4 experts: 497,220 tensors, 1.56 TB of holes", .symbols = k3, .n_shards = 96, .sparse = true, MOE(K3_SYNTH_K3, K3_SYNTH_FORM_MXFP4, .vision = true, .places = true, .n_count_digits = 6)},
-    {"kimi-k3-nvfp4", "its mixed form: NVFP4 experts, FP8 attention", .symbols = k3, .n_shards = 96, .sparse = true, MOE(K3_SYNTH_K3, K3_SYNTH_FORM_NVFP4, .vision = true, .places = true, .n_count_digits = 6)},
-    {"m3-tiny", "MiniMax-M3 in small: 4 layers, 4 experts, vision", .symbols = m3_tiny, .n_shards = 1, PT, MOE(K3_SYNTH_M3, K3_SYNTH_FORM_PLAIN, .vision = true, .n_count_digits = 5)},
+    {"minimax-m3", "MiniMax-M3 in BF16, 854 GB of holes", .symbols = m3, .n_shards = 64, .sparse = true, PT,
+     MOE(K3_SYNTH_M3, K3_SYNTH_FORM_PLAIN, .vision = true, .n_count_digits = 5)},
+    {"minimax-m3-mxfp8", "its MXFP8 form, 444 GB of holes", .symbols = m3, .n_shards = 32, .sparse = true, PT,
+     MOE(K3_SYNTH_M3, K3_SYNTH_FORM_MXFP8, .vision = true, .n_count_digits = 5)},
+    {"minimax-m3-nvfp4", "its mixed form: NVFP4 experts, the rest MXFP8", .symbols = m3, .n_shards = 32, .sparse = true, PT,
+     MOE(K3_SYNTH_M3, K3_SYNTH_FORM_NVFP4, .vision = true, .n_count_digits = 5)},
+    {"minimax-m3-mxfp4", "its form with MXFP4 experts", .symbols = m3, .n_shards = 49, .sparse = true, PT,
+     MOE(K3_SYNTH_M3, K3_SYNTH_FORM_QUARK, .vision = true, .n_count_digits = 5)},
+    {"deepseek-v3.2", "DeepSeek-V3.2 in FP8 with its prediction layer, 689 GB of holes", .symbols = v32, .n_shards = 163, .sparse = true,
+     MOE(K3_SYNTH_V32, K3_SYNTH_FORM_FP8_BLOCK, .mtp = true, .n_count_digits = 6)},
+    {"kimi-k3", "Kimi K3 with MXFP4 experts: 497,220 tensors, 1.56 TB of holes", .symbols = k3, .n_shards = 96, .sparse = true,
+     MOE(K3_SYNTH_K3, K3_SYNTH_FORM_MXFP4, .vision = true, .places = true, .n_count_digits = 6)},
+    {"kimi-k3-nvfp4", "its mixed form: NVFP4 experts, FP8 attention", .symbols = k3, .n_shards = 96, .sparse = true,
+     MOE(K3_SYNTH_K3, K3_SYNTH_FORM_NVFP4, .vision = true, .places = true, .n_count_digits = 6)},
+    {"m3-tiny", "MiniMax-M3 in small: 4 layers, 4 experts, vision", .symbols = m3_tiny, .n_shards = 1, PT,
+     MOE(K3_SYNTH_M3, K3_SYNTH_FORM_PLAIN, .vision = true, .n_count_digits = 5)},
     {"m3-tiny-text", "m3-tiny without vision", .symbols = m3_tiny, .n_shards = 1, PT, MOE(K3_SYNTH_M3, K3_SYNTH_FORM_PLAIN, .n_count_digits = 5)},
-    {"m3-tiny-native", "m3-tiny in the transformers-native spelling", .symbols = m3_tiny, .n_shards = 2, PT, MOE(K3_SYNTH_M3, K3_SYNTH_FORM_PLAIN, .vision = true, .native = true, .n_count_digits = 5)},
-    {"m3-tiny-mtp", "m3-tiny with one prediction module", .symbols = m3_tiny_mtp, .n_shards = 2, PT, MOE(K3_SYNTH_M3, K3_SYNTH_FORM_PLAIN, .vision = true, .mtp = true, .n_count_digits = 5)},
-    {"m3-tiny-mxfp8", "m3-tiny in MXFP8", .symbols = m3_tiny, .n_shards = 2, PT, MOE(K3_SYNTH_M3, K3_SYNTH_FORM_MXFP8, .vision = true, .n_count_digits = 5)},
-    {"m3-tiny-mtp-mxfp8", "m3-tiny-mtp in MXFP8", .symbols = m3_tiny_mtp, .n_shards = 2, PT, MOE(K3_SYNTH_M3, K3_SYNTH_FORM_MXFP8, .vision = true, .mtp = true, .n_count_digits = 5)},
-    {"m3-tiny-nvfp4", "m3-tiny with NVFP4 experts, the rest MXFP8", .symbols = m3_tiny, .n_shards = 2, PT, MOE(K3_SYNTH_M3, K3_SYNTH_FORM_NVFP4, .vision = true, .n_count_digits = 5)},
-    {"v32-tiny", "DeepSeek-V3.2 in small: 3 layers and a prediction layer, 32 x 32 blocks", .symbols = v32_tiny_32, .n_shards = 2, MOE(K3_SYNTH_V32, K3_SYNTH_FORM_FP8_BLOCK, .mtp = true, .n_count_digits = 6)},
-    {"v32-tiny-128", "v32-tiny with 128 x 128 blocks", .symbols = v32_tiny_128, .n_shards = 2, MOE(K3_SYNTH_V32, K3_SYNTH_FORM_FP8_BLOCK, .mtp = true, .n_count_digits = 6)},
-    {"k3-tiny", "Kimi K3 in small: 5 layers of all kinds, MXFP4 experts, vision, 8 shards", .symbols = k3_tiny, .n_shards = 8, MOE(K3_SYNTH_K3, K3_SYNTH_FORM_MXFP4, .vision = true, .places = true, .n_count_digits = 6)},
-    {"k3-tiny-nvfp4", "k3-tiny with NVFP4 experts and FP8 attention", .symbols = k3_tiny, .n_shards = 8, MOE(K3_SYNTH_K3, K3_SYNTH_FORM_NVFP4, .vision = true, .places = true, .n_count_digits = 6)},
+    {"m3-tiny-native", "m3-tiny in the transformers-native spelling", .symbols = m3_tiny, .n_shards = 2, PT,
+     MOE(K3_SYNTH_M3, K3_SYNTH_FORM_PLAIN, .vision = true, .native = true, .n_count_digits = 5)},
+    {"m3-tiny-mtp", "m3-tiny with one prediction module", .symbols = m3_tiny_mtp, .n_shards = 2, PT,
+     MOE(K3_SYNTH_M3, K3_SYNTH_FORM_PLAIN, .vision = true, .mtp = true, .n_count_digits = 5)},
+    {"m3-tiny-mxfp8", "m3-tiny in MXFP8", .symbols = m3_tiny, .n_shards = 2, PT,
+     MOE(K3_SYNTH_M3, K3_SYNTH_FORM_MXFP8, .vision = true, .n_count_digits = 5)},
+    {"m3-tiny-mtp-mxfp8", "m3-tiny-mtp in MXFP8", .symbols = m3_tiny_mtp, .n_shards = 2, PT,
+     MOE(K3_SYNTH_M3, K3_SYNTH_FORM_MXFP8, .vision = true, .mtp = true, .n_count_digits = 5)},
+    {"m3-tiny-nvfp4", "m3-tiny with NVFP4 experts, the rest MXFP8", .symbols = m3_tiny, .n_shards = 2, PT,
+     MOE(K3_SYNTH_M3, K3_SYNTH_FORM_NVFP4, .vision = true, .n_count_digits = 5)},
+    {"v32-tiny", "DeepSeek-V3.2 in small: 3 layers and a prediction layer, 32 x 32 blocks", .symbols = v32_tiny_32, .n_shards = 2,
+     MOE(K3_SYNTH_V32, K3_SYNTH_FORM_FP8_BLOCK, .mtp = true, .n_count_digits = 6)},
+    {"v32-tiny-128", "v32-tiny with 128 x 128 blocks", .symbols = v32_tiny_128, .n_shards = 2,
+     MOE(K3_SYNTH_V32, K3_SYNTH_FORM_FP8_BLOCK, .mtp = true, .n_count_digits = 6)},
+    {"k3-tiny", "Kimi K3 in small: 5 layers of all kinds, MXFP4 experts, vision, 8 shards", .symbols = k3_tiny, .n_shards = 8,
+     MOE(K3_SYNTH_K3, K3_SYNTH_FORM_MXFP4, .vision = true, .places = true, .n_count_digits = 6)},
+    {"k3-tiny-nvfp4", "k3-tiny with NVFP4 experts and FP8 attention", .symbols = k3_tiny, .n_shards = 8,
+     MOE(K3_SYNTH_K3, K3_SYNTH_FORM_NVFP4, .vision = true, .places = true, .n_count_digits = 6)},
 };
 
 struct writer {
@@ -151,12 +174,21 @@ static void put_mixed(struct writer *w, const char *prefix, const char *const *a
 }
 
 static void put_m3_quantization(struct writer *w) {
-  static const char *const ignored[] = {"language_model.lm_head", "language_model.model.embed_tokens", "vision_tower", "multi_modal_projector",
-                                        "patch_merge_mlp", NULL};
-  static const char *const modules[] = {"a:self_attn.q_proj", "a:self_attn.k_proj", "a:self_attn.v_proj", "a:self_attn.o_proj",
-                                        "s:self_attn.index_q_proj", "s:self_attn.index_k_proj", "d:mlp.gate_proj", "d:mlp.up_proj", "d:mlp.down_proj",
-                                        "s:block_sparse_moe.shared_experts.gate_proj", "s:block_sparse_moe.shared_experts.up_proj",
-                                        "s:block_sparse_moe.shared_experts.down_proj", NULL};
+  static const char *const ignored[] = {
+      "language_model.lm_head", "language_model.model.embed_tokens", "vision_tower", "multi_modal_projector", "patch_merge_mlp", NULL};
+  static const char *const modules[] = {"a:self_attn.q_proj",
+                                        "a:self_attn.k_proj",
+                                        "a:self_attn.v_proj",
+                                        "a:self_attn.o_proj",
+                                        "s:self_attn.index_q_proj",
+                                        "s:self_attn.index_k_proj",
+                                        "d:mlp.gate_proj",
+                                        "d:mlp.up_proj",
+                                        "d:mlp.down_proj",
+                                        "s:block_sparse_moe.shared_experts.gate_proj",
+                                        "s:block_sparse_moe.shared_experts.up_proj",
+                                        "s:block_sparse_moe.shared_experts.down_proj",
+                                        NULL};
   switch (w->preset->moe->form) {
     case K3_SYNTH_FORM_MXFP8:
       k3_jsonw_begin_object(&w->json, "quantization_config");
@@ -180,15 +212,31 @@ static void put_m3_quantization(struct writer *w) {
 
 static void put_m3_text(struct writer *w) {
   bool native = w->preset->moe->native;
-  static const struct field common[] = {
-      {"hidden_size", "H"}, {"num_hidden_layers", "L"}, {"num_attention_heads", "N"}, {"num_key_value_heads", "G"}, {"head_dim", "D"}, {"vocab_size", "V"},
-      {"intermediate_size", "Ie"}, {"dense_intermediate_size", "I"}, {"shared_intermediate_size", "Is"}, {"n_shared_experts", "1"},
-      {"num_local_experts", "X"}, {"num_experts_per_tok", "K"}, {"max_position_embeddings", "P"}, {"num_mtp_modules", "Mc"},
-      {"num_nextn_predict_layers", "1"}, {0}};
-  static const struct field index_native[] = {{"index_n_heads", "Xn"}, {"index_head_dim", "Xd"}, {"index_block_size", "Xb"}, {"index_topk_blocks", "Xk"},
-                                              {"index_local_blocks", "1"}, {0}};
-  static const struct field index[] = {{"sparse_index_dim", "Xd"}, {"sparse_num_index_heads", "Xn"}, {"sparse_topk_blocks", "Xk"},
-                                       {"sparse_block_size", "Xb"}, {"sparse_init_block", "0"}, {"sparse_local_block", "1"}, {0}};
+  static const struct field common[] = {{"hidden_size", "H"},
+                                        {"num_hidden_layers", "L"},
+                                        {"num_attention_heads", "N"},
+                                        {"num_key_value_heads", "G"},
+                                        {"head_dim", "D"},
+                                        {"vocab_size", "V"},
+                                        {"intermediate_size", "Ie"},
+                                        {"dense_intermediate_size", "I"},
+                                        {"shared_intermediate_size", "Is"},
+                                        {"n_shared_experts", "1"},
+                                        {"num_local_experts", "X"},
+                                        {"num_experts_per_tok", "K"},
+                                        {"max_position_embeddings", "P"},
+                                        {"num_mtp_modules", "Mc"},
+                                        {"num_nextn_predict_layers", "1"},
+                                        {0}};
+  static const struct field index_native[] = {{"index_n_heads", "Xn"},     {"index_head_dim", "Xd"},    {"index_block_size", "Xb"},
+                                              {"index_topk_blocks", "Xk"}, {"index_local_blocks", "1"}, {0}};
+  static const struct field index[] = {{"sparse_index_dim", "Xd"},
+                                       {"sparse_num_index_heads", "Xn"},
+                                       {"sparse_topk_blocks", "Xk"},
+                                       {"sparse_block_size", "Xb"},
+                                       {"sparse_init_block", "0"},
+                                       {"sparse_local_block", "1"},
+                                       {0}};
   k3_jsonw_string(&w->json, "model_type", native ? "minimax_m3_vl_text" : "minimax_m3");
   put_fields(w, common);
   k3_jsonw_string(&w->json, "scoring_func", "sigmoid");
@@ -230,8 +278,9 @@ static void put_m3_text(struct writer *w) {
 
 static void put_m3(struct writer *w) {
   static const char *const vl[] = {"MiniMaxM3SparseForConditionalGeneration", NULL}, *const text[] = {"MiniMaxM3SparseForCausalLM", NULL};
-  static const struct field vision[] = {{"hidden_size", "Vh"}, {"num_hidden_layers", "Vl"}, {"num_attention_heads", "Vn"}, {"intermediate_size", "Vi"},
-                                        {"patch_size", "Vp"}, {"num_channels", "3"}, {"image_size", "144*Vp"}, {0}};
+  static const struct field vision[] = {
+      {"hidden_size", "Vh"}, {"num_hidden_layers", "Vl"}, {"num_attention_heads", "Vn"}, {"intermediate_size", "Vi"},
+      {"patch_size", "Vp"},  {"num_channels", "3"},       {"image_size", "144*Vp"},      {0}};
   static const struct field merge[] = {{"spatial_merge_size", "2"}, {"temporal_patch_size", "Vt"}, {0}};
   bool has_vision = w->preset->moe->vision;
   put_texts(w, "architectures", has_vision ? vl : text);
@@ -256,15 +305,41 @@ static void put_m3(struct writer *w) {
 
 static void put_v32(struct writer *w) {
   static const char *const architectures[] = {"DeepseekV32ForCausalLM", NULL};
-  static const struct field fields[] = {
-      {"hidden_size", "H"}, {"num_hidden_layers", "L"}, {"num_nextn_predict_layers", "M"}, {"intermediate_size", "I"}, {"moe_intermediate_size", "Ie"},
-      {"num_attention_heads", "N"}, {"num_key_value_heads", "N"}, {"vocab_size", "V"}, {"q_lora_rank", "Rq"}, {"kv_lora_rank", "Rk"},
-      {"qk_nope_head_dim", "P"}, {"qk_rope_head_dim", "R"}, {"v_head_dim", "Vd"}, {"n_routed_experts", "X"}, {"n_shared_experts", "1"},
-      {"num_experts_per_tok", "K"}, {"n_group", "Gr"}, {"topk_group", "Gk"}, {"first_k_dense_replace", "D"}, {"moe_layer_freq", "1"},
-      {"index_n_heads", "Xn"}, {"index_head_dim", "Xd"}, {"index_topk", "Xt"}, {"max_position_embeddings", "M0*factor"}, {"rope_theta", "10000"},
-      {"bos_token_id", "0"}, {"eos_token_id", "1"}, {0}};
-  static const struct field yarn[] = {{"factor", "factor"}, {"original_max_position_embeddings", "M0"}, {"beta_fast", "32"}, {"beta_slow", "1"},
-                                      {"mscale", "1"}, {"mscale_all_dim", "1"}, {0}};
+  static const struct field fields[] = {{"hidden_size", "H"},
+                                        {"num_hidden_layers", "L"},
+                                        {"num_nextn_predict_layers", "M"},
+                                        {"intermediate_size", "I"},
+                                        {"moe_intermediate_size", "Ie"},
+                                        {"num_attention_heads", "N"},
+                                        {"num_key_value_heads", "N"},
+                                        {"vocab_size", "V"},
+                                        {"q_lora_rank", "Rq"},
+                                        {"kv_lora_rank", "Rk"},
+                                        {"qk_nope_head_dim", "P"},
+                                        {"qk_rope_head_dim", "R"},
+                                        {"v_head_dim", "Vd"},
+                                        {"n_routed_experts", "X"},
+                                        {"n_shared_experts", "1"},
+                                        {"num_experts_per_tok", "K"},
+                                        {"n_group", "Gr"},
+                                        {"topk_group", "Gk"},
+                                        {"first_k_dense_replace", "D"},
+                                        {"moe_layer_freq", "1"},
+                                        {"index_n_heads", "Xn"},
+                                        {"index_head_dim", "Xd"},
+                                        {"index_topk", "Xt"},
+                                        {"max_position_embeddings", "M0*factor"},
+                                        {"rope_theta", "10000"},
+                                        {"bos_token_id", "0"},
+                                        {"eos_token_id", "1"},
+                                        {0}};
+  static const struct field yarn[] = {{"factor", "factor"},
+                                      {"original_max_position_embeddings", "M0"},
+                                      {"beta_fast", "32"},
+                                      {"beta_slow", "1"},
+                                      {"mscale", "1"},
+                                      {"mscale_all_dim", "1"},
+                                      {0}};
   put_texts(w, "architectures", architectures);
   k3_jsonw_string(&w->json, "model_type", "deepseek_v32");
   put_fields(w, fields);
@@ -303,10 +378,18 @@ static void put_k3_lists(struct writer *w) {
 }
 
 static void put_k3_quantization(struct writer *w) {
-  static const char *const ignore[] = {"re:.*self_attn.*", "re:.*shared_experts.*", "re:.*mlp\\.(gate|up|gate_up|down)_proj.*", "re:.*lm_head.*",
-                                       "re:.*vision_tower.*", "re:.*mm_projector.*", NULL};
-  static const char *const attention[] = {"k:self_attn.q_proj", "k:self_attn.k_proj", "k:self_attn.v_proj", "l:self_attn.q_a_proj", "l:self_attn.q_b_proj",
-                                          "l:self_attn.kv_a_proj_with_mqa", "l:self_attn.kv_b_proj", "a:self_attn.g_proj", "a:self_attn.o_proj", NULL};
+  static const char *const ignore[] = {"re:.*self_attn.*",
+                                       "re:.*shared_experts.*",
+                                       "re:.*mlp\\.(gate|up|gate_up|down)_proj.*",
+                                       "re:.*lm_head.*",
+                                       "re:.*vision_tower.*",
+                                       "re:.*mm_projector.*",
+                                       NULL};
+  static const char *const attention[] = {"k:self_attn.q_proj",    "k:self_attn.k_proj",
+                                          "k:self_attn.v_proj",    "l:self_attn.q_a_proj",
+                                          "l:self_attn.q_b_proj",  "l:self_attn.kv_a_proj_with_mqa",
+                                          "l:self_attn.kv_b_proj", "a:self_attn.g_proj",
+                                          "a:self_attn.o_proj",    NULL};
   if (w->preset->moe->form == K3_SYNTH_FORM_NVFP4) {
     put_mixed(w, "language_model.model.layers.", attention, "FP8_PB_WO", number(w, "D"));
     return;
@@ -339,18 +422,38 @@ static void put_k3_quantization(struct writer *w) {
 
 static void put_k3(struct writer *w) {
   static const char *const architectures[] = {"KimiK3ForConditionalGeneration", NULL};
-  static const struct field fields[] = {
-      {"hidden_size", "H"}, {"num_hidden_layers", "L"}, {"intermediate_size", "I"}, {"vocab_size", "V"}, {"num_attention_heads", "N"},
-      {"num_key_value_heads", "N"}, {"q_lora_rank", "Rq"}, {"kv_lora_rank", "Rk"}, {"qk_nope_head_dim", "P"}, {"qk_rope_head_dim", "R"},
-      {"v_head_dim", "Vd"}, {"num_experts", "X"}, {"num_experts_per_token", "K"}, {"num_shared_experts", "S"}, {"moe_intermediate_size", "Ie"},
-      {"routed_expert_hidden_size", "Z"}, {"num_expert_group", "1"}, {"topk_group", "1"}, {"first_k_dense_replace", "D"}, {"moe_layer_freq", "1"},
-      {"attn_res_block_size", "Bk"}, {"max_position_embeddings", "Pm"}, {"num_nextn_predict_layers", "0"}, {"bos_token_id", "V-256"},
-      {"eos_token_id", "V-254"}, {"pad_token_id", "V-1"}, {0}};
+  static const struct field fields[] = {{"hidden_size", "H"},
+                                        {"num_hidden_layers", "L"},
+                                        {"intermediate_size", "I"},
+                                        {"vocab_size", "V"},
+                                        {"num_attention_heads", "N"},
+                                        {"num_key_value_heads", "N"},
+                                        {"q_lora_rank", "Rq"},
+                                        {"kv_lora_rank", "Rk"},
+                                        {"qk_nope_head_dim", "P"},
+                                        {"qk_rope_head_dim", "R"},
+                                        {"v_head_dim", "Vd"},
+                                        {"num_experts", "X"},
+                                        {"num_experts_per_token", "K"},
+                                        {"num_shared_experts", "S"},
+                                        {"moe_intermediate_size", "Ie"},
+                                        {"routed_expert_hidden_size", "Z"},
+                                        {"num_expert_group", "1"},
+                                        {"topk_group", "1"},
+                                        {"first_k_dense_replace", "D"},
+                                        {"moe_layer_freq", "1"},
+                                        {"attn_res_block_size", "Bk"},
+                                        {"max_position_embeddings", "Pm"},
+                                        {"num_nextn_predict_layers", "0"},
+                                        {"bos_token_id", "V-256"},
+                                        {"eos_token_id", "V-254"},
+                                        {"pad_token_id", "V-1"},
+                                        {0}};
   static const struct field linear[] = {{"num_heads", "An"}, {"head_dim", "Ad"}, {"short_conv_kernel_size", "Ac"}, {0}};
-  static const struct field vision[] = {
-      {"patch_size", "Vp"}, {"init_pos_emb_height", "Vg"}, {"init_pos_emb_width", "Vg"}, {"init_pos_emb_time", "4"}, {"vt_num_attention_heads", "Vn"},
-      {"vt_num_hidden_layers", "Vl"}, {"vt_hidden_size", "Vh"}, {"vt_intermediate_size", "Vi"}, {"qkv_hidden_size", "Vq"}, {"mm_hidden_size", "Vh"},
-      {"text_hidden_size", "H"}, {0}};
+  static const struct field vision[] = {{"patch_size", "Vp"},       {"init_pos_emb_height", "Vg"},    {"init_pos_emb_width", "Vg"},
+                                        {"init_pos_emb_time", "4"}, {"vt_num_attention_heads", "Vn"}, {"vt_num_hidden_layers", "Vl"},
+                                        {"vt_hidden_size", "Vh"},   {"vt_intermediate_size", "Vi"},   {"qkv_hidden_size", "Vq"},
+                                        {"mm_hidden_size", "Vh"},   {"text_hidden_size", "H"},        {0}};
   put_texts(w, "architectures", architectures);
   k3_jsonw_string(&w->json, "model_type", "kimi_k3");
   k3_jsonw_begin_object(&w->json, "text_config");

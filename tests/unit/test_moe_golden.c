@@ -10,11 +10,14 @@ static const char m3_config[] =
     "{\"architectures\": [\"MiniMaxM3SparseForConditionalGeneration\"], \"model_type\": \"minimax_m3_vl\", \"projector_hidden_size\": 6144,"
     " \"text_config\": {\"hidden_size\": 6144, \"num_hidden_layers\": 60, \"num_attention_heads\": 64, \"num_key_value_heads\": 4, \"head_dim\": 128,"
     " \"vocab_size\": 200064, \"intermediate_size\": 3072, \"dense_intermediate_size\": 12288, \"shared_intermediate_size\": 3072,"
-    " \"num_local_experts\": 128, \"num_experts_per_tok\": 4, \"num_mtp_modules\": 7, \"moe_layer_freq\": [0,0,0," ONES_57 "],"
-    " \"sparse_attention_config\": {\"sparse_index_dim\": 128, \"sparse_num_index_heads\": 4, \"sparse_attention_freq\": [0,0,0," ONES_57 "]}},"
+    " \"num_local_experts\": 128, \"num_experts_per_tok\": 4, \"num_mtp_modules\": 7, \"moe_layer_freq\": [0,0,0," ONES_57
+    "],"
+    " \"sparse_attention_config\": {\"sparse_index_dim\": 128, \"sparse_num_index_heads\": 4, \"sparse_attention_freq\": [0,0,0," ONES_57
+    "]}},"
     " \"vision_config\": {\"hidden_size\": 1280, \"num_hidden_layers\": 32, \"intermediate_size\": 5120, \"patch_size\": 14}}";
 static const char v32_config[] =
-    "{\"model_type\": \"deepseek_v32\", \"hidden_size\": 7168, \"num_hidden_layers\": 61, \"num_nextn_predict_layers\": 1, \"intermediate_size\": 18432,"
+    "{\"model_type\": \"deepseek_v32\", \"hidden_size\": 7168, \"num_hidden_layers\": 61, \"num_nextn_predict_layers\": 1, \"intermediate_size\": "
+    "18432,"
     " \"moe_intermediate_size\": 2048, \"num_attention_heads\": 128, \"vocab_size\": 129280, \"q_lora_rank\": 1536, \"kv_lora_rank\": 512,"
     " \"qk_nope_head_dim\": 128, \"qk_rope_head_dim\": 64, \"v_head_dim\": 128, \"n_routed_experts\": 256, \"n_shared_experts\": 1,"
     " \"num_experts_per_tok\": 8, \"first_k_dense_replace\": 3, \"index_n_heads\": 64, \"index_head_dim\": 128}";
@@ -33,8 +36,8 @@ static const char k3_config[] =
 // What the recipe expects of a checkpoint, prediction modules only when asked for.
 struct totals {
   uint64_t n_tensors, n_elems;
-  uint64_t n_wide;                  // elements of parameters that are F32 alone
-  uint64_t n_linears, linear_elems;  // matrices whose name holds one of the given parts
+  uint64_t n_wide;                     // elements of parameters that are F32 alone
+  uint64_t n_linears, linear_elems;    // matrices whose name holds one of the given parts
   uint64_t n_scales_32, n_scales_128;  // of these, one per 32 columns, one per 128 x 128
 };
 
@@ -46,7 +49,8 @@ static bool named(const char *name, const char *const *parts) {
   return false;
 }
 
-static struct totals totals_of(const char *recipe_name, const char *config_text, bool prediction, const char *const *quantised, const char *const *not) {
+static struct totals totals_of(const char *recipe_name, const char *config_text, bool prediction, const char *const *quantised,
+                               const char *const * not ) {
   struct k3_error err = {0};
   struct k3_recipe recipe;
   struct k3_mapper mapper;
@@ -81,7 +85,7 @@ static struct totals totals_of(const char *recipe_name, const char *config_text,
       if ((module->dtypes & 1u << K3_DTYPE_F32) && !(module->dtypes & 1u << K3_DTYPE_F16))
         totals.n_wide += n_elems;
       if (n_instances > 0 && module->linear && p == 0 && module->params[0].rank == 2 && (!quantised || named(module->name, quantised)) &&
-          !named(module->name, not)) {
+          !named(module->name, not )) {
         totals.n_linears += n_instances;
         totals.linear_elems += n_elems;
         totals.n_scales_32 += n_instances * shape[0] * (shape[1] / 32);
@@ -149,9 +153,9 @@ static void tiny_presets_have_their_counts(void **state) {
   static const struct {
     const char *preset;
     uint64_t n_tensors, nbytes;
-  } rows[] = {{"m3-tiny-text", 101, 440944},     {"m3-tiny", 144, 532080},      {"m3-tiny-mtp", 177, 658816},        {"m3-tiny-mxfp8", 214, 336656},
-              {"m3-tiny-mtp-mxfp8", 269, 402880}, {"m3-tiny-native", 144, 532080}, {"v32-tiny", 267, 612904},           {"v32-tiny-128", 267, 610784},
-              {"k3-tiny", 236, 455688}};
+  } rows[] = {{"m3-tiny-text", 101, 440944},  {"m3-tiny", 144, 532080},           {"m3-tiny-mtp", 177, 658816},
+              {"m3-tiny-mxfp8", 214, 336656}, {"m3-tiny-mtp-mxfp8", 269, 402880}, {"m3-tiny-native", 144, 532080},
+              {"v32-tiny", 267, 612904},      {"v32-tiny-128", 267, 610784},      {"k3-tiny", 236, 455688}};
   for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
     const char *folder = temp_path(rows[i].preset);
     struct k3_synth_report report = moe_synth(folder, rows[i].preset);
@@ -217,7 +221,7 @@ static void each_absent_tensor_is_named(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(minimax_m3_by_its_recipe),       cmocka_unit_test(deepseek_v32_by_its_recipe), cmocka_unit_test(kimi_k3_by_its_recipe),
+      cmocka_unit_test(minimax_m3_by_its_recipe),       cmocka_unit_test(deepseek_v32_by_its_recipe),  cmocka_unit_test(kimi_k3_by_its_recipe),
       cmocka_unit_test(tiny_presets_have_their_counts), cmocka_unit_test(each_absent_tensor_is_named),
   };
   return cmocka_run_group_tests(tests, temp_folder_setup, temp_folder_teardown);

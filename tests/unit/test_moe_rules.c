@@ -80,7 +80,8 @@ static const struct config_case CONFIG_CASES[] = {
     {"m3-tiny", "\"routed_scaling_factor\": 2", "\"routed_scaling_factor\": 1", "M3V12", "routed_scaling_factor"},
     {"m3-tiny", "\"num_experts_per_tok\": 2", "\"num_experts_per_tok\": 2", "M3V12", "num_experts_per_tok"},
     {"m3-tiny", "\"num_mtp_modules\": 1", "\"num_mtp_modules\": 1", "M3V11", "1 prediction modules are declared, 0 are in the files"},
-    {"m3-tiny", "\"model_type\": \"minimax_m3_vl\",", "\"model_type\": \"minimax_m3_vl\", \"hidden_size\": 65,", "CFG20", "65 at the top, 64 in text_config"},
+    {"m3-tiny", "\"model_type\": \"minimax_m3_vl\",", "\"model_type\": \"minimax_m3_vl\", \"hidden_size\": 65,", "CFG20",
+     "65 at the top, 64 in text_config"},
     // DeepSeek-V3.2: groups of the router, the indexer's width, YaRN, layers beyond the counts.
     {"v32-tiny", "\"n_group\": 4", "\"n_group\": 3", "CFG20", "n_group"},
     {"v32-tiny", "\"n_group\": 4", "\"n_group\": 8", "CFG20", "n_group"},
@@ -95,7 +96,8 @@ static const struct config_case CONFIG_CASES[] = {
     {"v32-tiny", "\"v_head_dim\": 16", "\"v_head_dim\": 8", "MAP05", "kv_b_proj"},
     {"v32-tiny", "\"qk_rope_head_dim\": 16", "\"qk_rope_head_dim\": 8", "MAP05", "kv_a_proj_with_mqa"},
     // Kimi K3: the lists of layers (counted from one), spellings, no rotation, widths.
-    {"k3-tiny", "\"kda_layers\": [\n        1,\n        2,\n        3", "\"kda_layers\": [\n        0,\n        1,\n        2", "CFG20", "as if counted from 0"},
+    {"k3-tiny", "\"kda_layers\": [\n        1,\n        2,\n        3", "\"kda_layers\": [\n        0,\n        1,\n        2", "CFG20",
+     "as if counted from 0"},
     {"k3-tiny", "\"kda_layers\": [\n        1,", "\"kda_layers\": [", "CFG20", "layer 1 is listed nowhere"},
     {"k3-tiny", "\"full_attn_layers\": [\n        4,", "\"full_attn_layers\": [\n        3,\n        4,", "CFG20", "layer 3 is listed twice"},
     {"k3-tiny", "\"full_attn_layers\"", "\"mla_layers\"", "CFG20", "full_attn_layers"},
@@ -168,12 +170,12 @@ struct edit {
 };
 struct mutation {
   const char *preset;
-  const char *tensor;   // its name ends in this
-  const char *rename;   // replaced by this end, or NULL
-  int dtype;            // another dtype, or -1
-  int cols;             // another last dimension, or 0
-  int rank;             // another rank: 1 drops a leading or middle 1, -1: none
-  bool extra;           // the renamed tensor is there besides the old one
+  const char *tensor;  // its name ends in this
+  const char *rename;  // replaced by this end, or NULL
+  int dtype;           // another dtype, or -1
+  int cols;            // another last dimension, or 0
+  int rank;            // another rank: 1 drops a leading or middle 1, -1: none
+  bool extra;          // the renamed tensor is there besides the old one
   const char *rule, *part;
 };
 
@@ -231,8 +233,8 @@ static void mutate(const struct k3_ckpt *whole, const char *folder, const struct
         k3_st_write_begin(&writer, pass ? moe_write : NULL, &sink);
         end = 0;
         for (size_t i = 0; i < n; i++) {
-          assert_int_equal(k3_st_write_tensor(&writer, edits[i].name, edits[i].dtype, edits[i].shape, edits[i].rank, end, end + bytes_of(&edits[i]),
-                                              NULL), K3_OK);
+          assert_int_equal(
+              k3_st_write_tensor(&writer, edits[i].name, edits[i].dtype, edits[i].shape, edits[i].rank, end, end + bytes_of(&edits[i]), NULL), K3_OK);
           end += bytes_of(&edits[i]);
         }
         assert_int_equal(k3_st_write_end(&writer, padded, &h, NULL), K3_OK);
@@ -252,21 +254,24 @@ static void mutate(const struct k3_ckpt *whole, const char *folder, const struct
     fail_msg("%s has no %s", m->preset, m->tensor);
 }
 
-#define SAME -1, 0, -1, false
+#define SAME  -1, 0, -1, false
 #define EXTRA -1, 0, -1, true
 static const struct mutation MUTATIONS[] = {
     // One expert of a stack missing or of another shape or dtype, one too many, a tensor twice by its two spellings.
-    {"m3-tiny", "layers.2.block_sparse_moe.experts.1.w2.weight", "layers.2.block_sparse_moe.experts.4.w2.weight", SAME, "MAP04", "experts.4.w2.weight"},
+    {"m3-tiny", "layers.2.block_sparse_moe.experts.1.w2.weight", "layers.2.block_sparse_moe.experts.4.w2.weight", SAME, "MAP04",
+     "experts.4.w2.weight"},
     {"m3-tiny", "layers.2.block_sparse_moe.experts.1.w2.weight", "layers.2.block_sparse_moe.experts.4.w2.weight", SAME, "MAP04",
      "shard 1 of model.layers.2.block_sparse_moe.experts.w2 is missing"},
     {"m3-tiny", "layers.2.block_sparse_moe.experts.1.w2.weight", NULL, -1, 64, -1, false, "MAP05", "experts.1.w2.weight"},
-    {"m3-tiny", "layers.2.block_sparse_moe.experts.1.w1.weight", "layers.2.block_sparse_moe.experts.1.gate_proj.weight", EXTRA, "MAP03", "experts.1."},
+    {"m3-tiny", "layers.2.block_sparse_moe.experts.1.w1.weight", "layers.2.block_sparse_moe.experts.1.gate_proj.weight", EXTRA, "MAP03",
+     "experts.1."},
     {"m3-tiny", "layers.1.self_attn.q_proj.weight", "layers.01.self_attn.q_proj.weight", SAME, "MAP07", "layers.01."},
     {"m3-tiny", "layers.1.self_attn.q_proj.weight", "layers.10.self_attn.q_proj.weight", SAME, "MAP02", "layers.1.self_attn.q_proj"},
     // The indexer of MiniMax-M3: one key head, both names in a dense layer, a bias in the other place, a router that lost bits.
     {"m3-tiny", "layers.2.self_attn.index_k_proj.weight", "layers.0.self_attn.index_k_proj.weight", SAME, "MAP01", "index_k_proj"},
     {"m3-tiny", "layers.2.block_sparse_moe.gate.weight", "layers.0.block_sparse_moe.gate.weight", SAME, "MAP01", "block_sparse_moe.gate"},
-    {"m3-tiny", "layers.2.block_sparse_moe.e_score_correction_bias", "layers.2.block_sparse_moe.gate.e_score_correction_bias", SAME, "M3V07", "renamed"},
+    {"m3-tiny", "layers.2.block_sparse_moe.e_score_correction_bias", "layers.2.block_sparse_moe.gate.e_score_correction_bias", SAME, "M3V07",
+     "renamed"},
     {"m3-tiny", "layers.2.block_sparse_moe.gate.weight", NULL, K3_DTYPE_BF16, 0, -1, false, "M3V07", "gate.weight"},
     {"m3-tiny", "layers.2.block_sparse_moe.e_score_correction_bias", NULL, K3_DTYPE_BF16, 0, -1, false, "M3V07", "e_score_correction_bias"},
     {"m3-tiny", "embeddings.patch_embedding.weight", NULL, K3_DTYPE_BF16, 0, -1, false, "M3V14", "patch_embedding"},
@@ -283,7 +288,8 @@ static const struct mutation MUTATIONS[] = {
     {"k3-tiny", "layers.3.self_attn.g_proj.weight", "layers.3.self_attn.g_a_proj.weight", SAME, "MAP02", "layers.3.self_attn.g_proj"},
     {"k3-tiny", "layers.1.self_attn.g_proj.weight", "layers.1.self_attn.g_a_proj.weight", EXTRA, "MAP01", "g_a_proj"},
     {"k3-tiny", "layers.1.block_sparse_moe.gate.weight", "layers.0.block_sparse_moe.gate.weight", SAME, "MAP01", "layers.0.block_sparse_moe.gate"},
-    {"k3-tiny", "layers.1.block_sparse_moe.gate.e_score_correction_bias", "layers.1.block_sparse_moe.e_score_correction_bias", SAME, "K3V08", "renamed"},
+    {"k3-tiny", "layers.1.block_sparse_moe.gate.e_score_correction_bias", "layers.1.block_sparse_moe.e_score_correction_bias", SAME, "K3V08",
+     "renamed"},
     {"k3-tiny", "layers.1.block_sparse_moe.gate.e_score_correction_bias", NULL, K3_DTYPE_BF16, 0, -1, false, "MAP08", "e_score_correction_bias"},
     {"k3-tiny", "layers.1.mlp_res_proj.weight", NULL, -1, 0, 1, false, "K3V12", "mlp_res_proj"},
     {"k3-tiny", "layers.1.self_attn.q_conv1d.weight", NULL, -1, 0, 1, false, "K3V12", "q_conv1d"},
@@ -403,8 +409,9 @@ static void experts_in_numeric_order(void **state) {
     assert_int_equal(destinations[0].shard, rows[i].shard);
   }
   // Parts of names do not count: neither "gate" in "gate_proj" nor "experts" in "shared_experts", nor a dense name in a layer with experts.
-  static const char *const strangers[] = {"model.layers.1.mlp.gate_proj.weight", "model.layers.0.mlp.gate.weight", "model.layers.1.mlp.experts.gate_proj.weight",
-                                          "model.layers.1.mlp.shared_experts.0.up_proj.weight", "model.layers.1.self_attn.q_proj.weight"};
+  static const char *const strangers[] = {"model.layers.1.mlp.gate_proj.weight", "model.layers.0.mlp.gate.weight",
+                                          "model.layers.1.mlp.experts.gate_proj.weight", "model.layers.1.mlp.shared_experts.0.up_proj.weight",
+                                          "model.layers.1.self_attn.q_proj.weight"};
   for (size_t i = 0; i < sizeof strangers / sizeof strangers[0]; i++) {
     struct k3_mapped mapped;
     const char *why;
@@ -457,10 +464,14 @@ static void tensor_parallel_widths(void **state) {
       {"minimax-m3", "{\"num_attention_heads\": 64, \"num_key_value_heads\": 4, \"intermediate_size\": 3072}", 32, true},
       {"minimax-m3", "{\"num_attention_heads\": 64, \"num_key_value_heads\": 4, \"intermediate_size\": 3072}", 64, false},
       {"minimax-m3", "{\"num_attention_heads\": 60, \"num_key_value_heads\": 4, \"intermediate_size\": 3072}", 6, false},
-      {"deepseek-v3.2", "{\"num_attention_heads\": 128, \"intermediate_size\": 18432, \"moe_intermediate_size\": 2048,"
-                        " \"quantization_config\": {\"weight_block_size\": [128, 128]}}", 16, true},
-      {"deepseek-v3.2", "{\"num_attention_heads\": 128, \"intermediate_size\": 18432, \"moe_intermediate_size\": 2048,"
-                        " \"quantization_config\": {\"weight_block_size\": [128, 128]}}", 32, false},
+      {"deepseek-v3.2",
+       "{\"num_attention_heads\": 128, \"intermediate_size\": 18432, \"moe_intermediate_size\": 2048,"
+       " \"quantization_config\": {\"weight_block_size\": [128, 128]}}",
+       16, true},
+      {"deepseek-v3.2",
+       "{\"num_attention_heads\": 128, \"intermediate_size\": 18432, \"moe_intermediate_size\": 2048,"
+       " \"quantization_config\": {\"weight_block_size\": [128, 128]}}",
+       32, false},
       {"kimi-k3", "{\"num_attention_heads\": 96, \"moe_intermediate_size\": 3072, \"linear_attn_config\": {\"num_heads\": 96}}", 96, true},
       {"kimi-k3", "{\"num_attention_heads\": 96, \"moe_intermediate_size\": 3072, \"linear_attn_config\": {\"num_heads\": 96}}", 64, false},
   };
@@ -476,6 +487,52 @@ static void tensor_parallel_widths(void **state) {
     k3_recipe_free(&recipe);
     k3_config_free(config);
   }
+}
+
+// Checks every byte; one of a tensor's bytes is changed before, or all of another tensor's are copied over it.
+static void check_values(const char *preset, const char *tensor, const char *copied, struct moe_check *check) {
+  const char *folder = temp_path(preset);
+  moe_synth(folder, preset);
+  struct k3_error err = {0};
+  struct k3_check_options options = {.depth = K3_DEPTH_VALUES, .generic_fallback = true, .n_threads = 1};
+  memset(check, 0, sizeof *check);
+  assert_int_equal(k3_ckpt_open(folder, NULL, &check->ckpt, &check->findings, &err), K3_OK);
+  uint64_t to, from;
+  if (tensor) {
+    assert_true(k3_ckpt_find(&check->ckpt, tensor, strlen(tensor), &to));
+    const struct k3_ckpt_file *file = k3_ckpt_file_of(&check->ckpt, to);
+    const struct k3_st_tensor *t = k3_ckpt_tensor(&check->ckpt, to);
+    size_t nbytes = (size_t)(t->end - t->begin);
+    unsigned char *bytes = malloc(nbytes);
+    if (copied)
+      assert_true(k3_ckpt_find(&check->ckpt, copied, strlen(copied), &from));
+    assert_int_equal(k3_ckpt_read(&check->ckpt, copied ? from : to, 0, bytes, nbytes, &err), K3_OK);
+    bytes[nbytes - 2] ^= copied ? 0 : 1;
+    int fd = open(file->path, O_WRONLY);
+    assert_int_equal(k3_pwrite_full(fd, bytes, nbytes, file->header.data_begin + t->begin, file->path, &err), K3_OK);
+    close(fd);
+    free(bytes);
+  }
+  assert_int_equal(k3_check_run(&check->ckpt, NULL, &options, &check->recipe, &check->plan, &check->summary, &check->findings, &err), K3_OK);
+}
+
+// Copies in the prediction layer that are none, and two big matrices of one content.
+static void copies_are_compared(void **state) {
+  (void)state;
+  struct moe_check check;
+  check_values("v32-tiny", NULL, NULL, &check);
+  assert_int_equal(check.findings.n_by_rule[K3_DSV08], 0);
+  moe_close(&check);
+  check_values("v32-tiny", "model.layers.3.shared_head.head.weight", NULL, &check);
+  assert_int_equal(check.findings.n_by_rule[K3_DSV08], 1);
+  assert_non_null(finding_of(&check, "DSV08", "shared_head.head"));
+  moe_close(&check);
+  check_values("k3-tiny", NULL, NULL, &check);
+  assert_int_equal(check.findings.n_by_rule[K3_K3V14], 0);
+  moe_close(&check);
+  check_values("k3-tiny", "language_model.lm_head.weight", "language_model.model.embed_tokens.weight", &check);
+  assert_int_equal(check.findings.n_by_rule[K3_K3V14], 1);
+  moe_close(&check);
 }
 
 static double cpu_of_opening(size_t n_tensors) {
@@ -529,9 +586,12 @@ static void time_is_linear_in_the_count(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(spoiled_configs_are_noticed), cmocka_unit_test(shifted_lists_contradict_the_names), cmocka_unit_test(spoiled_tensors_are_noticed),
-      cmocka_unit_test(a_log_of_the_heads_alone_is_accepted), cmocka_unit_test(wide_tensors_stay_wide), cmocka_unit_test(experts_in_numeric_order),
-      cmocka_unit_test(borrowed_parts_are_found), cmocka_unit_test(tensor_parallel_widths), cmocka_unit_test(time_is_linear_in_the_count),
+      cmocka_unit_test(spoiled_configs_are_noticed), cmocka_unit_test(shifted_lists_contradict_the_names),
+      cmocka_unit_test(spoiled_tensors_are_noticed), cmocka_unit_test(a_log_of_the_heads_alone_is_accepted),
+      cmocka_unit_test(wide_tensors_stay_wide),      cmocka_unit_test(experts_in_numeric_order),
+      cmocka_unit_test(borrowed_parts_are_found),    cmocka_unit_test(tensor_parallel_widths),
+      cmocka_unit_test(copies_are_compared),
+      cmocka_unit_test(time_is_linear_in_the_count),
   };
   return cmocka_run_group_tests(tests, temp_folder_setup, temp_folder_teardown);
 }
