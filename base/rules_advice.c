@@ -1,8 +1,8 @@
 #include "base/rules_advice.h"
 
-#define AGAIN     "download the file again and compare its SHA-256 with the hub's"
-#define EXPORTER  "fix the exporter or export again"
-#define REQUANT   "quantise again from the plain weights"
+#define AGAIN    "download the file again and compare its SHA-256 with the hub's"
+#define EXPORTER "fix the exporter or export again"
+#define REQUANT  "quantise again from the plain weights"
 
 static const struct k3_rule_advice ADVICE[K3_RULE_COUNT] = {
     [K3_RULE_NONE] = {"", ""},
@@ -11,7 +11,8 @@ static const struct k3_rule_advice ADVICE[K3_RULE_COUNT] = {
     [K3_CNT03] = {"pages behind the end of a mapped file read as zeros or as leftovers: wrong weights that change from run to run", AGAIN},
     [K3_CNT04] = {"readers disagree about such a file, and bytes that no tensor owns can hide anything", EXPORTER},
     [K3_CNT05] = {"a reader that trusts one of the two numbers reads past the tensor", EXPORTER},
-    [K3_CNT06] = {"many readers skip such a tensor, and it seems to be missing later", "export with a dtype of the format; a newer k3pack may know more"},
+    [K3_CNT06] = {"many readers skip such a tensor, and it seems to be missing later",
+                  "export with a dtype of the format; a newer k3pack may know more"},
     [K3_CNT07] = {"one of the two definitions silently wins", EXPORTER},
     [K3_CNT08] = {"stricter readers refuse the file", "write strings only, or leave __metadata__ out"},
     [K3_CNT09] = {"the download may not be complete", "finish the download, then delete the leftover"},
@@ -30,7 +31,8 @@ static const struct k3_rule_advice ADVICE[K3_RULE_COUNT] = {
     [K3_IDX10] = {"nobody knows which file holds what", "download the index again"},
     [K3_CFG01] = {"engines load packed codes as if they were numbers", "add the quantization_config of the tool that made the file"},
     [K3_CFG02] = {"engines wait for scales that are not there, or build a quantised layer around plain bytes", "add the module to the ignore list"},
-    [K3_CFG03] = {"engines copy 8-bit codes into a plain layer", "take the module off the ignore list, or store it plain (--allow CFG03 trusts the tensors)"},
+    [K3_CFG03] = {"engines copy 8-bit codes into a plain layer",
+                  "take the module off the ignore list, or store it plain (--allow CFG03 trusts the tensors)"},
     [K3_CFG04] = {"engines build quantised layers and find no scales", "remove the quantization config"},
     [K3_CFG05] = {"which of the two counts depends on the engine", "keep one, or make them agree"},
     [K3_CFG06] = {"engines of the other dialect overlook the list and quantise what should stay plain", "spell the key as the file's dialect does"},
@@ -44,11 +46,13 @@ static const struct k3_rule_advice ADVICE[K3_RULE_COUNT] = {
     [K3_CFG14] = {"weights come out rotated, sparse or scaled", "export without it"},
     [K3_CFG15] = {"the cache runs with scale 1 and loses precision without a word", "store k_scale and v_scale for every layer, or drop the scheme"},
     [K3_CFG16] = {"one expert falls out of the fused module, and loading fails or quantises it wrongly", "list the whole fused module"},
-    [K3_CFG17] = {"the drafter inherits the target's quantisation and its acceptance drops to nothing", "add an own quantization_config, or an explicit ignore"},
+    [K3_CFG17] = {"the drafter inherits the target's quantisation and its acceptance drops to nothing",
+                  "add an own quantization_config, or an explicit ignore"},
     [K3_CFG18] = {"some releases cannot load such a drafter", "use one group"},
     [K3_CFG19] = {"engines refuse the folder, or fall back to defaults", "repair the file; NaN, Infinity, comments and double keys are no JSON"},
     [K3_CFG20] = {"a default takes its place, and shapes or angles come out wrong", "complete config.json from the model's release"},
-    [K3_CFG21] = {"a loader that guesses runs other mathematics", "convert it with the tool that made it first, or use --recipe generic to keep the bytes"},
+    [K3_CFG21] = {"a loader that guesses runs other mathematics",
+                  "convert it with the tool that made it first, or use --recipe generic to keep the bytes"},
     [K3_TEN01] = {"slots stay uninitialised: zero, NaN, or weights hundreds of times too large", EXPORTER},
     [K3_TEN02] = {"something was renamed on the way, so the weight it belongs to has no scale", EXPORTER},
     [K3_TEN03] = {"which of the two is loaded depends on the engine", "remove the one that is not meant"},
@@ -73,7 +77,8 @@ static const struct k3_rule_advice ADVICE[K3_RULE_COUNT] = {
     [K3_SCL05] = {"kernels read the sign as magnitude", REQUANT},
     [K3_SCL06] = {"kernels that take scales as unsigned fail", "nothing for most kernels"},
     [K3_SCL07] = {"the slot was never written", EXPORTER},
-    [K3_SCL08] = {"weights off by the square of the scale: garbage that looks like a kernel's fault", "store 2688/amax as weight_global_scale, amax/2688 as weight_scale_2"},
+    [K3_SCL08] = {"weights off by the square of the scale: garbage that looks like a kernel's fault",
+                  "store 2688/amax as weight_global_scale, amax/2688 as weight_scale_2"},
     [K3_SCL09] = {"block scales use a part of their range only", REQUANT ", with the amax of these weights"},
     [K3_SCL10] = {"kernels that flush subnormals lose these blocks", "a smaller group of fused weights, or a scheme without second scale"},
     [K3_SCL11] = {"engines that round the scales to powers of two change the weights", "set scale_fmt to what the scales are"},
@@ -93,9 +98,11 @@ static const struct k3_rule_advice ADVICE[K3_RULE_COUNT] = {
     [K3_VAL07] = {"the file does not hold these weights as its format says", "apply the change that the finding names, or " REQUANT},
     [K3_VAL08] = {"often normal: experts and channels that training left dead", "nothing"},
     [K3_VAL09] = {"kernels multiply the padding too", "pad with zeros"},
-    [K3_VAL10] = {"another recipe made this file: searched scales, another rounding, or an edited file", "ask for the recipe; nothing if it is known"},
+    [K3_VAL10] = {"another recipe made this file: searched scales, another rounding, or an edited file",
+                  "ask for the recipe; nothing if it is known"},
     [K3_FUS01] = {"an engine gives a fused module one scheme", "quantise all members alike, or none"},
-    [K3_FUS02] = {"an engine with one scale for the fused module shrinks a member", "convert --quant nvfp4 shares scales; or rescale the block scales"},
+    [K3_FUS02] = {"an engine with one scale for the fused module shrinks a member",
+                  "convert --quant nvfp4 shares scales; or rescale the block scales"},
     [K3_FUS03] = {"an engine takes the largest", "calibrate fused members together"},
     [K3_FUS04] = {"an engine quantises again with the largest, at load", "use a scale per channel, or share it"},
     [K3_FUS05] = {"grids of blocks cannot be stacked", "use another scheme for this module"},

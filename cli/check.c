@@ -55,7 +55,8 @@ static enum k3_status compare_baseline(struct k3_cli *cli, const struct k3_check
   if (status == K3_OK && its_own.n_errors > 0)
     k3_cli_warn(cli, "the baseline has faults of its own; check it too");
   if (status == K3_OK)
-    status = k3_rules_baseline(&source->plan, &baseline, check->engine, check->n_threads, check->progress, &more->baseline_summary, &source->findings, err);
+    status = k3_rules_baseline(&source->plan, &baseline, check->engine, check->n_threads, check->progress, &more->baseline_summary, &source->findings,
+                               err);
   k3_findings_free(&its_own);
   k3_ckpt_close(&baseline);
   return status;
@@ -122,8 +123,8 @@ int k3_cmd_check(struct k3_cli *cli, int argc, char **argv) {
   int depth = K3_DEPTH_SCALES, engine = K3_ENGINE_K3PACK;
   const struct k3_option options[] = {
       K3_SOURCE_OPTIONS(from),
-      {"depth", 'd', K3_OPT_CHOICE, "headers|scales|values", "how much is read: headers and JSON; also scale tensors (default); also every weight byte",
-       &depth},
+      {"depth", 'd', K3_OPT_CHOICE, "headers|scales|values",
+       "how much is read: headers and JSON; also scale tensors (default); also every weight byte", &depth},
       {"engine", 'e', K3_OPT_CHOICE, "k3pack|vllm|sglang|trtllm", "whose trouble decides how severe a finding is (default k3pack)", &engine},
       {"strict", 0, K3_OPT_FLAG, NULL, "warnings fail too", &more.strict},
       {"only", 0, K3_OPT_LIST, "RULE", "report this rule alone; may be repeated", &more.only},

@@ -132,8 +132,8 @@ enum k3_status k3_digests_check(const struct k3_ckpt *ckpt, const struct k3_reci
     if (strcmp(name, job.files[i].sha256) == 0)
       result->n_proved++;
     else
-      k3_findings_report(findings, K3_IMG02, job.files[i].path, NULL, name, "the blob's SHA-256 is %s, not its name: damaged, or changed since the download",
-                         job.files[i].sha256);
+      k3_findings_report(findings, K3_IMG02, job.files[i].path, NULL, name,
+                         "the blob's SHA-256 is %s, not its name: damaged, or changed since the download", job.files[i].sha256);
   }
   result->match = find_release(job.files, job.n_files, ckpt->n_files, recipe);
 out:

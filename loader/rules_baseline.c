@@ -69,7 +69,8 @@ static enum k3_status find_twins(struct compare *c, struct k3_baseline_summary *
       continue;
     if (linear->scheme.block_rows > 0 && PART_ROWS % linear->scheme.block_rows != 0)
       continue;  // parts would begin inside a block
-    const struct k3_st_tensor *t = find_in_baseline(c->baseline, linear->name, linear->name_nbytes, &source) ? k3_ckpt_tensor(c->baseline, source) : NULL;
+    const struct k3_st_tensor *t =
+        find_in_baseline(c->baseline, linear->name, linear->name_nbytes, &source) ? k3_ckpt_tensor(c->baseline, source) : NULL;
     if (!t || !k3_is_plain_float((enum k3_dtype)t->dtype) || t->rank != 2 || t->shape[0] != linear->n_rows || t->shape[1] != linear->n_cols) {
       summary->n_absent++;
       continue;
@@ -119,7 +120,8 @@ static enum k3_status read_rows(const struct compare *c, const struct twin *twin
   if (!rows->weight || !rows->scale || !rows->source || !rows->decoded)
     return K3_NO_MEMORY;
   K3_TRY(k3_ckpt_read(c->plan->ckpt, linear->tensors[k3_linear_weight(linear)], first * row_nbytes, rows->weight, n_rows * row_nbytes, err));
-  K3_TRY(k3_ckpt_read(c->plan->ckpt, linear->tensors[k3_linear_scale(linear)], first_scale * scale_nbytes, rows->scale, n_scales * scale_nbytes, err));
+  K3_TRY(
+      k3_ckpt_read(c->plan->ckpt, linear->tensors[k3_linear_scale(linear)], first_scale * scale_nbytes, rows->scale, n_scales * scale_nbytes, err));
   K3_TRY(k3_ckpt_read(c->baseline, twin->source, first * linear->n_cols * elem_nbytes, rows->source, n_rows * linear->n_cols * elem_nbytes, err));
   if (second) {
     unsigned char bytes[4] = {0};
@@ -127,7 +129,8 @@ static enum k3_status read_rows(const struct compare *c, const struct twin *twin
     rows->second = k3_quant_load_scale((enum k3_dtype)second->dtype, bytes, 0);
     rows->has_second = true;
   }
-  rows->matrix = (struct k3_quant_matrix){.scheme = linear->scheme, .n_rows = n_rows, .n_cols = linear->n_cols, .weight = rows->weight, .scale = rows->scale};
+  rows->matrix =
+      (struct k3_quant_matrix){.scheme = linear->scheme, .n_rows = n_rows, .n_cols = linear->n_cols, .weight = rows->weight, .scale = rows->scale};
   return K3_OK;
 }
 
@@ -160,9 +163,11 @@ static enum k3_status requantise(const struct rows *rows, uint64_t *n_other, str
   if (scheme->scheme == K3_SCHEME_FP8_GROUP || !(rows->has_second || !nvfp4))
     return K3_OK;
   k3_quant_scale_shape(scheme, n_rows, n_cols, &scale_rows, &scale_cols);
-  struct k3_quant_encoder encoder = {.scheme = *scheme, .src_dtype = rows->source_dtype,
+  struct k3_quant_encoder encoder = {.scheme = *scheme,
+                                     .src_dtype = rows->source_dtype,
                                      .nvfp4_mode = scheme->second == K3_SECOND_MULTIPLY ? K3_NVFP4_MODELOPT : K3_NVFP4_COMPRESSED_TENSORS,
-                                     .mx_mode = K3_MX_DEFAULT, .scale = rows->second};
+                                     .mx_mode = K3_MX_DEFAULT,
+                                     .scale = rows->second};
   if (scheme->scheme == K3_SCHEME_FP8_TENSOR)
     encoder.scale = k3_quant_load_scale(scheme->scale_dtype, rows->scale, 0);
   uint8_t *weight = k3_calloc(n_rows, row_nbytes, err), *scale = k3_calloc(scale_rows * scale_cols, 4, err);
@@ -264,7 +269,9 @@ static enum k3_status rmse_of_guess(const struct compare *c, const struct twin *
   if (guess == INVERTED_SECOND)
     rows.second = 1 / rows.second;
   for (uint64_t row = 0; status == K3_OK && row < n_rows && (!moves_rows || row < TRY_ROWS); row++) {
-    uint64_t of = guess == INTERLEAVED ? (row % 2 ? half + row / 2 : row / 2) : guess == DEINTERLEAVED ? (row < half ? 2 * row : 2 * (row - half) + 1) : row;
+    uint64_t of = guess == INTERLEAVED     ? (row % 2 ? half + row / 2 : row / 2)
+                  : guess == DEINTERLEAVED ? (row < half ? 2 * row : 2 * (row - half) + 1)
+                                           : row;
     size_t source_nbytes = linear->n_cols * (k3_dtype_bits(rows.source_dtype) / 8);
     k3_quant_decode_row(&rows.matrix, row, 0, linear->n_cols, rows.has_second ? &rows.second : NULL, rows.decoded);
     for (uint64_t i = 0; guess == SWAPPED_NIBBLES && i + 1 < linear->n_cols; i += 2) {
@@ -298,8 +305,8 @@ static enum k3_status report_twin(const struct compare *c, const struct twin *tw
     summary->worst_rmse = rmse;
   if (rmse <= limit) {
     if (all.n_other > 0)
-      k3_rules_report(findings, engine, K3_VAL10, path, name, "the codes that encoding the baseline gives", "%llu of %llu codes are others (relative RMSE %.4f)",
-                      (ull)all.n_other, (ull)(linear->n_rows * linear->n_cols), rmse);
+      k3_rules_report(findings, engine, K3_VAL10, path, name, "the codes that encoding the baseline gives",
+                      "%llu of %llu codes are others (relative RMSE %.4f)", (ull)all.n_other, (ull)(linear->n_rows * linear->n_cols), rmse);
     return K3_OK;
   }
   enum guess best = AS_IT_IS;

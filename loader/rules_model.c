@@ -64,7 +64,8 @@ static void check_tied(const struct k3_plan *plan, enum k3_engine engine, bool v
                     "false, and no lm_head: engines look for one");
   if (tied && model.head && !(values && same_bytes(ckpt, &model)))
     k3_rules_report(findings, engine, K3_TEN14, k3_ckpt_file_of(ckpt, model.head_number)->path, model.head->name, "no head of its own, or false",
-                    values ? "%s is true, and this head has other bytes than %s" : "%s is true, and there is a head besides %s", path, model.embed->name);
+                    values ? "%s is true, and this head has other bytes than %s" : "%s is true, and there is a head besides %s", path,
+                    model.embed->name);
 }
 
 // One value for every head; files of the release go on to the width of a head, with zeros.

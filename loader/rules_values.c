@@ -31,10 +31,10 @@ struct subject {
   uint32_t tensor, linear;  // linear: K3_LINEAR_ABSENT for none
   uint32_t histogram;       // of packed FP4
   uint8_t kind, dtype;
-  uint8_t largest_scale;    // E4M3 code
-  bool weight, any;         // a weight of two dimensions; a byte that is not zero (FP4, FP8: a code)
+  uint8_t largest_scale;  // E4M3 code
+  bool weight, any;       // a weight of two dimensions; a byte that is not zero (FP4, FP8: a code)
   uint64_t first_part, part_nbytes;
-  uint64_t row_nbytes;      // 0: rows are longer than a part and not counted
+  uint64_t row_nbytes;        // 0: rows are longer than a part and not counted
   uint64_t n_bad, first_bad;  // NaN (and Inf), or bytes of padding that are not zero
   uint64_t n_largest, n_zero_blocks, n_low_blocks, n_dead_rows;
 };
@@ -53,7 +53,7 @@ struct pass {
   uint64_t n_parts;
   unsigned char **buffers;  // [n_threads], PART_NBYTES and the scales of one part
   struct k3_progress *progress;
-  pthread_mutex_t mutex;    // guards the counts of subjects and histograms
+  pthread_mutex_t mutex;  // guards the counts of subjects and histograms
 };
 
 // ---- what a tensor is ----
@@ -72,7 +72,8 @@ static enum kind kind_by_dtype(const struct k3_st_tensor *t) {
   if (begins(t, K3_IMAGE_PAD_PREFIX))
     return KIND_PAD;
   // Scales, of weights and caches, have rules of their own.
-  bool scale = ends(t, "_scale") || ends(t, "_scale_inv") || ends(t, "_scale_2") || ends(t, ".scale") || k3_kv_scale_of(t->name, t->name_nbytes, &stem);
+  bool scale =
+      ends(t, "_scale") || ends(t, "_scale_inv") || ends(t, "_scale_2") || ends(t, ".scale") || k3_kv_scale_of(t->name, t->name_nbytes, &stem);
   if (scale || begins(t, "__"))
     return KIND_SKIP;
   if (k3_is_plain_float((enum k3_dtype)t->dtype))
@@ -189,7 +190,8 @@ static void count_codes(struct histogram *histogram, const uint8_t *bytes, size_
 }
 
 // Bits of the last words of packed rows that belong to no code.
-static enum k3_status count_padding(const struct pass *pass, struct subject *part, const uint8_t *bytes, size_t nbytes, uint64_t row, struct k3_error *err) {
+static enum k3_status count_padding(const struct pass *pass, struct subject *part, const uint8_t *bytes, size_t nbytes, uint64_t row,
+                                    struct k3_error *err) {
   const struct k3_linear *linear = &pass->plan->linears.items[part->linear];
   const struct k3_st_tensor *shape = k3_linear_tensor(pass->plan, linear, K3_PARAM_WEIGHT_SHAPE);
   int64_t dims[2];
@@ -253,8 +255,8 @@ static enum k3_status count_part(const struct pass *pass, struct subject *part, 
       break;
     }
     case KIND_FLOATS:
-      part->n_bad = dtype == K3_DTYPE_F32 ? pass->scan->nonfinite_32(bytes, n)
-                                          : pass->scan->nonfinite_16(bytes, n, dtype == K3_DTYPE_BF16 ? 0x7F80 : 0x7C00);
+      part->n_bad =
+          dtype == K3_DTYPE_F32 ? pass->scan->nonfinite_32(bytes, n) : pass->scan->nonfinite_16(bytes, n, dtype == K3_DTYPE_BF16 ? 0x7F80 : 0x7C00);
       part->any = !k3_scan_all_zero(bytes, nbytes);
       break;
     case KIND_PAD:
@@ -312,8 +314,8 @@ struct report {
   struct k3_findings *findings;
 };
 
-#define REPORT(r, rule, s, allowed, ...)                                                                                                     \
-  k3_rules_report((r)->findings, (r)->engine, rule, k3_ckpt_file_of((r)->pass->ckpt, (s)->tensor)->path,                                     \
+#define REPORT(r, rule, s, allowed, ...)                                                                 \
+  k3_rules_report((r)->findings, (r)->engine, rule, k3_ckpt_file_of((r)->pass->ckpt, (s)->tensor)->path, \
                   k3_ckpt_tensor((r)->pass->ckpt, (s)->tensor)->name, allowed, __VA_ARGS__)
 
 static void report_histogram(const struct report *r, const struct subject *s) {
@@ -376,8 +378,8 @@ static void report_subject(const struct report *r, const struct subject *s) {
   if (s->kind == KIND_FLOATS && s->n_bad > 0)
     REPORT(r, K3_VAL02, s, "finite weights", "%llu NaN or Inf, the first is element %llu", (ull)s->n_bad, (ull)s->first_bad);
   if (s->kind == KIND_INT && s->n_bad > 0)
-    REPORT(r, K3_VAL09, s, "zero bits behind the last code of a row", "%llu rows are padded with something else, the first is row %llu", (ull)s->n_bad,
-           (ull)s->first_bad);
+    REPORT(r, K3_VAL09, s, "zero bits behind the last code of a row", "%llu rows are padded with something else, the first is row %llu",
+           (ull)s->n_bad, (ull)s->first_bad);
   if (s->kind == KIND_PAD && s->n_bad > 0)
     REPORT(r, K3_VAL09, s, "zeros", "padding of the image that is not zero, from byte %llu on", (ull)s->first_bad);
   report_quantised(r, s);

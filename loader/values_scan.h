@@ -1,5 +1,5 @@
-// Counting over raw weight bytes, without decoding them: what the rules about weight values need to know. Pure functions on the caller's buffers; nothing
-// needs to be aligned. loader/values_scan_avx2.c is the same code for another instruction set, chosen at run time; the counts are the same.
+// Counting over raw weight bytes, without decoding them: what the rules about weight values need to know. Pure functions on the caller's buffers;
+// nothing needs to be aligned. loader/values_scan_avx2.c is the same code for another instruction set, chosen at run time; the counts are the same.
 #ifndef K3_LOADER_VALUES_SCAN_H
 #define K3_LOADER_VALUES_SCAN_H
 

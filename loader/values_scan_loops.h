@@ -86,6 +86,7 @@ static uint64_t scan_nonfinite_32(const uint8_t *bytes, size_t n) {
   return total;
 }
 
-#define K3_VALUES_SCAN_TABLE {scan_e4m3, scan_nvfp4, scan_mxfp4, scan_nonfinite_16, scan_nonfinite_32}
+#define K3_VALUES_SCAN_TABLE \
+  { scan_e4m3, scan_nvfp4, scan_mxfp4, scan_nonfinite_16, scan_nonfinite_32 }
 
 #endif

@@ -50,4 +50,24 @@ static inline void fuzz_cap_allocations(size_t input_nbytes) {
   k3_alloc_set_limit(32 * input_nbytes + (512 << 10));
 }
 
+// One allocation of what follows fails, which one depends on the input; after fuzz_fail_none none does. jansson's own allocations count too once
+// fuzz_count_jansson was called (by targets that include jansson.h before).
+static inline void fuzz_fail_one(const uint8_t *data, size_t nbytes, unsigned n_allocations) {
+  k3_alloc_fail_at(1 + (nbytes * 7 + (nbytes ? data[nbytes / 2] : 0)) % n_allocations);
+}
+
+static inline void fuzz_fail_none(void) {
+  k3_alloc_fail_at(0);
+}
+
+#ifdef JANSSON_H
+static inline void *fuzz_counted_malloc(size_t nbytes) {
+  return k3_calloc(1, nbytes, NULL);
+}
+
+static inline void fuzz_count_jansson(void) {
+  json_set_alloc_funcs(fuzz_counted_malloc, k3_free);
+}
+#endif
+
 #endif

@@ -141,12 +141,8 @@ static enum k3_status run_export(struct k3_error *err) {
 }
 
 static const struct op OPS[] = {
-    {"check", run_check, false, true},
-    {"check, quantised", run_check_quantised, false, true},
-    {"check, image", run_check_image, false, false},
-    {"convert", run_convert, true, true},
-    {"convert --quant", run_convert_quant, true, true},
-    {"verify", run_verify, false, false},
+    {"check", run_check, false, true},    {"check, quantised", run_check_quantised, false, true}, {"check, image", run_check_image, false, false},
+    {"convert", run_convert, true, true}, {"convert --quant", run_convert_quant, true, true},     {"verify", run_verify, false, false},
     {"export", run_export, true, false},
 };
 enum { N_OPS = sizeof OPS / sizeof OPS[0] };
