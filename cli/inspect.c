@@ -79,7 +79,8 @@ static void print_image(const struct k3_image *image) {
            k3_cli_size_text(size, m->sources[i].nbytes), m->sources[i].sha256 ? ", SHA-256 " : "",
            m->sources[i].sha256 ? safe(other, m->sources[i].sha256) : "");
   for (size_t i = 0; i < m->n_linears; i++)
-    printf("scheme %s: %s\n", safe(other, m->linears[i].scheme), safe(name, m->linears[i].module));
+    printf("scheme %s: %s%s%s\n", safe(other, m->linears[i].scheme), safe(name, m->linears[i].module), m->linears[i].encoded_from ? ", encoded from " : "",
+           m->linears[i].encoded_from ? m->linears[i].encoded_from : "");
   for (size_t i = 0; i < m->n_dropped; i++)
     printf("dropped %s: %s\n", safe(name, m->dropped[i].key), safe(other, m->dropped[i].value));
 }
@@ -238,6 +239,8 @@ static void json_image(struct k3_jsonw *json, const struct k3_image *image, cons
     k3_jsonw_begin_object(json, NULL);
     k3_jsonw_string(json, "module", m->linears[i].module);
     k3_jsonw_string(json, "scheme", m->linears[i].scheme);
+    if (m->linears[i].encoded_from)
+      k3_jsonw_string(json, "encoded_from", m->linears[i].encoded_from);
     k3_jsonw_end_object(json);
   }
   k3_jsonw_end_array(json);

@@ -123,6 +123,12 @@ expect 0 "" "$K3PACK" check ct-replaced --engine vllm
 # The plan without reading: every parameter with its place.
 "$K3PACK" convert draft --dry-run --quant nvfp4 >out && [ "$(grep -c 'fused_qkv_a_proj.weight_global_scale shard' out)" = 6 ] || fail "--dry-run: $(head -30 out)"
 
+# inspect says what was encoded, and from what; kept schemes are only named.
+"$K3PACK" inspect nvfp4.k3p >out
+[ "$(grep -c '^scheme nvfp4: .*, encoded from BF16$' out)" = 16 ] || fail "inspect: $(grep scheme out)"
+"$K3PACK" inspect kept-nvfp4.k3p >out
+[ "$(grep -c '^scheme nvfp4: [a-z_.0-9]*$' out)" = 16 ] || fail "inspect of kept weights: $(grep scheme out)"
+
 # With --tp every rank gets its part of the same encoded weights.
 "$K3PACK" convert draft -o whole.k3p --target target --quant nvfp4 --quiet
 for tp in 2 4; do

@@ -20,7 +20,7 @@ import tempfile
 import numpy as np
 import torch
 from compressed_tensors.compressors import BaseCompressor
-from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme, preset_name_to_scheme
+from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme, preset_name_to_scheme
 from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
 from modelopt.torch.quantization.qtensor.nvfp4_tensor import NVFP4QTensor
 from safetensors.torch import load_file, save_file
@@ -126,6 +126,12 @@ def convert_and_export(work, weights, name, *more):
 def equal_bytes(work, name):
     weights = {f"m{i}.weight": random_weights(i, torch.float32) for i in range(4)}
     told, made, image = convert_and_export(work, weights, name)
+    config = json.load(open(os.path.join(work, "out", "config.json")))["quantization_config"]
+    stated, preset = QuantizationConfig.model_validate(config).config_groups["group_0"], scheme_of(name)
+    expect(stated.format == preset.format, f"{name}: config.json says {stated.format}, the library writes {preset.format}")
+    for key in ("num_bits", "type", "symmetric", "strategy", "group_size", "block_structure", "scale_dtype", "dynamic"):
+        said, wanted = getattr(stated.weights, key), getattr(preset.weights, key)
+        expect(said == wanted, f"{name}: config.json says {key} {said}, the library {wanted}")
     n_zero_blocks = n_zero_codes = n_bytes = 0
     for tensor, w in weights.items():
         module = tensor[:-len(".weight")]
