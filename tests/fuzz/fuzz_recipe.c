@@ -8,6 +8,24 @@
 
 enum { MAX_NAMES = 64 };
 
+static void evaluate_module(const struct k3_recipe *recipe, const struct k3_config *config, const struct k3_recipe_module *module,
+                            const uint64_t *indexes) {
+  uint64_t value;
+  bool exists;
+  char name[256];
+  FUZZ_CHECK(module->name && module->into && module->n_params > 0);
+  for (const struct k3_recipe_param *p = module->params; p; p = p->other) {
+    for (unsigned i = 0; i < p->rank; i++)
+      k3_recipe_eval(recipe, config, p->shape[i], indexes, &value, NULL);
+  }
+  if (module->shard)
+    k3_recipe_eval(recipe, config, module->shard, indexes, &value, NULL);
+  k3_recipe_module_exists(recipe, config, module, &exists, NULL);
+  k3_recipe_layer_exists(recipe, config, module, 1, &exists, NULL);
+  size_t n = k3_recipe_expand(recipe, module->into, indexes, name, sizeof name);
+  FUZZ_CHECK(strlen(name) == (n < sizeof name ? n : sizeof name - 1));
+}
+
 static void evaluate(const struct k3_recipe *recipe, const struct k3_config *config) {
   uint64_t indexes[K3_RECIPE_MAX_INDEXES] = {1, 2, 3, 0}, value;
   for (size_t d = 0; d < recipe->n_dims; d++) {
@@ -15,22 +33,8 @@ static void evaluate(const struct k3_recipe *recipe, const struct k3_config *con
     enum k3_status status = k3_recipe_eval(recipe, config, recipe->dims[d].value, indexes, &value, &err);
     FUZZ_CHECK(status == K3_OK || (status != K3_NO_MEMORY && err.found[0]));
   }
-  for (size_t m = 0; m < recipe->n_modules; m++) {
-    const struct k3_recipe_module *module = &recipe->modules[m];
-    bool exists;
-    char name[256];
-    FUZZ_CHECK(module->name && module->into && module->n_params > 0);
-    for (const struct k3_recipe_param *p = module->params; p; p = p->other) {
-      for (unsigned i = 0; i < p->rank; i++)
-        k3_recipe_eval(recipe, config, p->shape[i], indexes, &value, NULL);
-    }
-    if (module->shard)
-      k3_recipe_eval(recipe, config, module->shard, indexes, &value, NULL);
-    k3_recipe_module_exists(recipe, config, module, &exists, NULL);
-    k3_recipe_layer_exists(recipe, config, module, 1, &exists, NULL);
-    size_t n = k3_recipe_expand(recipe, module->into, indexes, name, sizeof name);
-    FUZZ_CHECK(strlen(name) == (n < sizeof name ? n : sizeof name - 1));
-  }
+  for (size_t m = 0; m < recipe->n_modules; m++)
+    evaluate_module(recipe, config, &recipe->modules[m], indexes);
   char *model = config ? k3_recipe_model_json(recipe, config, NULL) : NULL;
   k3_free(model);
 }

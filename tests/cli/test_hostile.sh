@@ -1,0 +1,174 @@
+# Classes of hostile input that a parser must survive, as generated files: framing, text, JSON, geometry, indexes, configs, images. Each is refused by the rule
+# that names it (or taken, where it is fine), quickly, without a signal, and convert leaves nothing behind.
+set -u
+[ -x "$K3PACK" ] || { echo "no program at $K3PACK"; exit 1; }
+python=${K3PACK_PYTHON:-python3}
+"$python" -c 'import json' 2>/dev/null || { echo "no python3 to make the inputs with"; exit 77; }
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT INT TERM
+"$K3PACK" synth "$work/draft" --preset tiny --quiet && "$K3PACK" convert "$work/draft" -o "$work/image.k3p" --quiet 2>/dev/null || exit 1
+"$python" - "$work" "$K3PACK" <<'END'
+import json, os, resource, shutil, struct, subprocess, sys, time
+
+work, program = sys.argv[1:]
+complaints, n = [], 0
+W = '"dtype":"F32","shape":[1],"data_offsets":[0,4]'
+ONE = b"\0\0\x80\x3f"
+
+
+def raw(text, data=b"", length=None):
+    text = text.encode() if isinstance(text, str) else text
+    return struct.pack("<Q", len(text) if length is None else length) + text + data
+
+
+def limits():
+    resource.setrlimit(resource.RLIMIT_CPU, (20, 20))
+
+
+def run(*args):
+    begin = time.time()
+    done = subprocess.run([program, *args], capture_output=True, preexec_fn=limits)
+    return done.returncode, done.stdout.decode(errors="replace"), time.time() - begin
+
+
+def look(name, path, rules, recipe=("--recipe", "generic"), depth="values"):
+    """rules: one of these must be among the errors; empty: no error at all."""
+    global n
+    n += 1
+    code, out, seconds = run("check", path, *recipe, "--json", "--depth", depth)
+    try:
+        report = json.loads(out)
+        errors = [f["rule"] for f in report.get("findings", []) if f["severity"] == "error"]
+        if "error" in report:
+            errors.append(report["error"].get("rule", report["error"]["status"]))
+    except ValueError:
+        errors = ["no JSON: " + out[:200]]
+    if code < 0 or code > 5 or (rules and not set(rules) & set(errors)) or (not rules and errors):
+        complaints.append("%s: exit %d, errors %s, expected %s" % (name, code, errors, rules))
+    if seconds > 15:
+        complaints.append("%s: %.1f s" % (name, seconds))
+    out_path = os.path.join(work, "out.k3p")
+    code, _, _ = run("convert", path, *recipe, "-o", out_path, "--quiet")
+    if code < 0 or (rules and code == 0) or (code != 0 and os.path.exists(out_path)) or os.path.exists(os.path.join(work, ".out.k3p.k3tmp")):
+        complaints.append("%s: convert exits with %d" % (name, code))
+    if os.path.exists(out_path):
+        os.remove(out_path)
+
+
+def file(name, content, *rules, depth="values"):
+    path = os.path.join(work, "input.safetensors")
+    with open(path, "wb") as out:
+        out.write(content)
+    look(name, path, rules, depth=depth)
+
+
+# Framing.
+for size in range(8):
+    file("%d bytes" % size, bytes(size), "CNT02")
+for length in (0, 1, 100000000, 100000001, 2 ** 31, 2 ** 32, 2 ** 63, 2 ** 64 - 1):
+    file("header length %d" % length, raw("{}", length=length), "CNT02")
+for name, content in (("pointer", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n"),):
+    file(name, content, "CNT01")
+for name, content in (("page", b"<html><body>no</body></html>"), ("zip", b"PK\3\4" + bytes(60)), ("pickle", b"\x80\4\x95" + b"x" * 60), ("gguf", b"GGUF" + b"\3" * 60)):
+    file(name, content, "CNT02")
+# Text.
+for name, text in (("bad UTF-8", b'{"\xff":{%s}}'), ("overlong", b'{"\xc0\xaf":{%s}}'), ("surrogate bytes", b'{"\xed\xa0\x80":{%s}}'), ("mark", b'\xef\xbb\xbf{"a":{%s}}'),
+                   ("lone surrogate", b'{"\\ud800":{%s}}'), ("NUL behind", b'{"a":{%s}}\0'), ("unterminated", b'{"a:{%s}}'), ("no end", b'{"a":{%s}'),
+                   ("array", b'[{%s}]'), ("comment", b'{/**/"a":{%s}}'), ("trailing comma", b'{"a":{%s},}'), ("single quotes", b"{'a':{%s}}")):
+    file(name, raw(text % W.encode(), ONE), "CNT02", "CNT12")
+for name, key in (("empty", ""), ("escape", "\\u001b[2J"), ("NUL", "a\\u0000b"), ("C1", "\\u009b"), ("megabyte", "x" * 1000000)):
+    file("name " + name, raw('{"%s":{%s}}' % (key, W), ONE), "CNT12")
+for name, key in (("slash", "a/b"), ("backslash", "a\\\\b"), ("dots", "../a"), ("absolute", "/etc/passwd")):
+    file("name " + name, raw('{"%s":{%s}}' % (key, W), ONE))
+# JSON.
+file("twice", raw('{"a":{%s},"a":{%s}}' % (W, W), ONE), "CNT07")
+file("field twice", raw('{"a":{"dtype":"F32",%s}}' % W, ONE), "CNT07")
+for depth in (100, 100000):
+    file("nested %d" % depth, raw('{"a":' + "[" * depth + "]" * depth + "}"), "CNT02", "CNT05", "CNT06", "CNT12")
+for name, dims in (("boolean", "true"), ("minus one", "-1"), ("point", "1.0"), ("exponent", "1e3"), ("minus zero", "-0"), ("beyond 2^64", "18446744073709551616"),
+                   ("leading zero", "01"), ("text", '"1"'), ("2^53 + 1", "9007199254740993"), ("null", "null"), ("NaN", "NaN")):
+    file("dimension " + name, raw('{"a":{"dtype":"F32","shape":[%s],"data_offsets":[0,4]}}' % dims, ONE), "CNT02", "CNT05")
+many = {"t.%d" % i: {"dtype": "U8", "shape": [1], "data_offsets": [i, i + 1]} for i in range(200000)}
+file("200000 tensors", raw(json.dumps(many, separators=(",", ":")), bytes([1]) * 200000), depth="headers")
+# Geometry.
+for name, entry, data, rules in (
+        ("dtype", '"dtype":"F9","shape":[1],"data_offsets":[0,4]', ONE, ["CNT06"]), ("wrap", '"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0]', b"", ["CNT05"]),
+        ("wrap with zero", '"dtype":"F32","shape":[1099511627777,0],"data_offsets":[0,0]', b"", ["CNT05"]), ("zero", '"dtype":"F32","shape":[0,7],"data_offsets":[0,0]', b"", []),
+        ("scalar", '"dtype":"F32","shape":[],"data_offsets":[0,4]', ONE, []), ("rank 17", '"dtype":"F32","shape":[%s],"data_offsets":[0,4]' % ",".join("1" * 17), ONE, ["CNT05"]),
+        ("half a byte", '"dtype":"F4","shape":[3],"data_offsets":[0,2]', b"xx", ["CNT05"]), ("begin above end", '"dtype":"F32","shape":[1],"data_offsets":[4,0]', ONE, ["CNT04", "CNT05"]),
+        ("beyond the end", '"dtype":"F32","shape":[1],"data_offsets":[0,4]', b"", ["CNT03"]), ("far beyond", '"dtype":"F32","shape":[1],"data_offsets":[9223372036854775804,9223372036854775808]', ONE, ["CNT03", "CNT04", "CNT05"]),
+        ("trailing", '"dtype":"F32","shape":[1],"data_offsets":[0,4]', ONE + b"x", ["CNT04"]), ("hole", '"dtype":"F32","shape":[1],"data_offsets":[4,8]', ONE * 2, ["CNT04"])):
+    file("geometry " + name, raw('{"a":{%s}}' % entry, data), *rules)
+file("shared range", raw('{"a":{%s},"b":{%s}}' % (W, W), ONE), "CNT04")
+
+
+def folder(name, index, rules, shards=None, config=None, links=None, recipe=("--recipe", "generic")):
+    path = os.path.join(work, "folder")
+    shutil.rmtree(path, ignore_errors=True)
+    os.mkdir(path)
+    for shard, content in (shards or {}).items():
+        with open(os.path.join(path, shard), "wb") as out:
+            out.write(content)
+    for link, target in (links or {}).items():
+        os.symlink(target, os.path.join(path, link))
+    if index is not None:
+        with open(os.path.join(path, "model.safetensors.index.json"), "w") as out:
+            out.write(index if isinstance(index, str) else json.dumps({"weight_map": index}))
+    with open(os.path.join(path, "config.json"), "w") as out:
+        out.write(config or '{"model_type":"toy"}')
+    look(name, path, rules, recipe)
+
+
+# Indexes.
+good = raw('{"a":{%s}}' % W, ONE)
+for name in ("/etc/passwd", "../x.safetensors", "a/b.safetensors", "..", "", "x", "a\\b.safetensors", "\u0000.safetensors"):
+    folder("index names " + repr(name), {"a": name}, ["IDX09", "IDX10", "IDX01"])
+folder("device as shard", {"a": "z.safetensors"}, ["IDX01", "CNT02", "K3_IO"], links={"z.safetensors": "/dev/zero"})
+folder("folder as shard", {"a": "z.safetensors"}, ["IDX01", "K3_IO"], links={"z.safetensors": "/tmp"})
+folder("link to itself", {"a": "z.safetensors"}, ["IDX01"], links={"z.safetensors": "z.safetensors"})
+folder("two shards hold it", {"a": "x.safetensors", "b": "y.safetensors"}, ["IDX03", "IDX02"], {"x.safetensors": good, "y.safetensors": good})
+folder("absent", {"a": "x.safetensors", "b": "x.safetensors"}, ["IDX02"], {"x.safetensors": good})
+folder("thousands of shards", {"t%d" % i: "m-%05d.safetensors" % i for i in range(3000)}, ["IDX01"])
+folder("cut index", '{"weight_map":{"a":', ["IDX10"], {"x.safetensors": good})
+folder("nested index", '{"weight_map":' + "{" * 50000, ["IDX10"], {"x.safetensors": good})
+# Configs.
+with open(os.path.join(work, "draft/config.json")) as source:
+    drafter = json.load(source)
+with open(os.path.join(work, "draft/model.safetensors"), "rb") as source:
+    weights = source.read()
+for field, values in (("num_hidden_layers", (0, -1, 2 ** 31, 2 ** 63, 1.5, "3", None, True)), ("hidden_size", (0, -64, 2 ** 40)), ("kv_lora_rank", (31, 0, 2 ** 62)),
+                      ("vocab_size", (0, 2 ** 60)), ("target_layer_ids", ([], [0] * 100000, "x", [2 ** 63], [-1]))):
+    for value in values:
+        folder("config %s %.20r" % (field, value), None, ["CFG20", "MAP02", "MAP04", "MAP05", "CFG19", "CFG21"], {"model.safetensors": weights}, json.dumps({**drafter, field: value}), recipe=())
+folder("config nested", None, ["CFG19"], {"model.safetensors": weights}, "[" * 200000, recipe=())
+folder("unknown quantisation", None, ["CFG21", "CFG11", "CFG20"], {"model.safetensors": good}, json.dumps({"quantization_config": {"quant_method": "x" * 3000}}))
+blow = {"quant_method": "compressed-tensors", "format": "float-quantized", "ignore": ["re:(a+)+$", "re:(.*)*x", "*" * 200 + "b"], "config_groups": {}}
+folder("patterns that blow up", None, [], {"model.safetensors": raw('{"%s.weight":{%s}}' % ("a" * 60, W), ONE)},
+       json.dumps({"quantization_config": blow}))
+# Images: cut and changed everywhere in the front.
+with open(os.path.join(work, "image.k3p"), "rb") as source:
+    image = source.read()
+path = os.path.join(work, "broken.k3p")
+for cut in (0, 1, 7, 8, 9, 100, 4095, 4096, 4097, len(image) // 2, len(image) - 4096, len(image) - 1):
+    with open(path, "wb") as out:
+        out.write(image[:cut])
+    code, _, _ = run("verify", path)
+    n += 1
+    if code != 1:
+        complaints.append("image cut to %d bytes: verify exits with %d" % (cut, code))
+begin = 8 + struct.unpack("<Q", image[:8])[0]
+for at in [0, 3, 7, 9, 40] + list(range(10, begin + 3000, 1511)):
+    changed = bytearray(image)
+    changed[at] ^= 0x20
+    with open(path, "wb") as out:
+        out.write(changed)
+    for verb in ("verify", "check"):
+        code, _, _ = run(verb, path, *([] if verb == "verify" else ["--depth", "values"]))
+        n += 1
+        if code not in (1, 5) and not (verb == "check" and code in (0, 3)):
+            complaints.append("image with byte %d changed: %s exits with %d" % (at, verb, code))
+print("%d inputs, %d complaints" % (n, len(complaints)))
+for line in complaints[:40]:
+    print(line)
+sys.exit(1 if complaints else 0)
+END
