@@ -145,6 +145,9 @@ static const struct k3_rule_advice ADVICE[K3_RULE_COUNT] = {
     [K3_K3V04] = {"a loader that takes the padding for heads reads decay rates that mean nothing", "store zeros behind the last head"},
     [K3_K3V08] = {"a loader that looks in one place only runs without the bias", EXPORTER ", with the release's names"},
     [K3_K3V12] = {"stricter loaders refuse the shape", "store it with its dimension of one"},
+    [K3_DSV08] = {"an engine that shares the main model's tensors drafts with other ones than were trained",
+                  "keep the copies equal, or load them apart"},
+    [K3_K3V14] = {"one of the two is perhaps a copy that an exporter made by mistake", "compare with the release"},
     [K3_K3V15] = {"a loader that knows one spelling takes a default", "use the release's spelling"},
     [K3_K3V18] = {"a part of the model is missing, or another revision", "download the release again"},
 };
