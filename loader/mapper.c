@@ -61,14 +61,18 @@ static void add_slot(struct k3_mapper *mapper, const char *pattern, uint16_t mod
   mapper->slots[slot] = (struct k3_mapper_slot){pattern, why, alias, (uint32_t)strlen(pattern), module};
 }
 
+static bool is_index(const char *c) {
+  return c[0] == '{' && c[1] != '\0' && c[2] == '}';
+}
+
 // Copies a recipe name with every "{x}" and every whole number as '#'; the result lives behind the slots.
 static const char *pattern_of(char **next, const char *name) {
   char *pattern = *next, *to = pattern;
   for (const char *c = name; *c;) {
     size_t n_digits = c == name || c[-1] == '.' ? strspn(c, "0123456789") : 0;
     bool number = n_digits > 0 && (c[n_digits] == '.' || c[n_digits] == '\0');
-    *to++ = *c == '{' || number ? '#' : *c;
-    c += *c == '{' ? 3 : number ? n_digits : 1;
+    *to++ = is_index(c) || number ? '#' : *c;
+    c += is_index(c) ? 3 : number ? n_digits : 1;
   }
   *to++ = '\0';
   *next = to;
@@ -286,7 +290,7 @@ static enum k3_mapper_answer read_indexes(const struct k3_mapper *mapper, const 
   enum k3_mapper_answer answer = K3_MAPPED;
   memset(mapped->index, 0, sizeof mapped->index);
   for (const char *c = module->name; *c && at < s->n_numbers; c++) {
-    if (*c == '{') {
+    if (is_index(c)) {
       for (size_t i = 0; i < mapper->recipe->n_indexes; i++) {
         if (mapper->recipe->indexes[i].letter != c[1])
           continue;
