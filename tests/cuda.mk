@@ -20,7 +20,7 @@ SIM_HOST    := $(filter-out runtime/cuda/gemm_cublaslt.c,$(wildcard runtime/cuda
 SIM_LIB     := $(wildcard base/*.c quant/*.c runtime/*.c runtime/cpu/*.c)
 SIM_ENGINE  := $(wildcard tests/cuda_sim/*.cc)
 SIM_TESTS   := $(patsubst tests/kernels/%.c,%,$(wildcard tests/kernels/test_*.c))
-SIM_COMMON   = -g -ffunction-sections $(SIM_OPT_$(1)) $(SIM_SAN_$(1)) -fPIC -pthread -fno-strict-aliasing -fno-omit-frame-pointer -ffp-contract=off -I. -MMD -MP
+SIM_COMMON   = -g -ffunction-sections $(SIM_OPT_$(1)) $(SIM_SAN_$(1)) -fPIC -pthread -fno-strict-aliasing -fno-omit-frame-pointer -ffp-contract=off -ftls-model=initial-exec -I. -MMD -MP
 SIM_C        = $(SIM_CLANG) -std=c17 -D_GNU_SOURCE -fvisibility=hidden $(WARN) $(SIM_COMMON)
 SIM_CXX      = $(SIM_CLANG)++ -x c++ -std=c++17 -fvisibility=hidden -DK3_CUDA_SIM -DK3_CUDA_BLOCK_THREADS=64 -Wall -Wextra -Wshadow -Wconversion -Werror $(SIM_COMMON) \
   -Itests/cuda_sim/include -isystem $(SIM_CUDA_INC) $(if $(SIM_FAULT),-DK3_CUDA_FAULT=$(SIM_FAULT))
@@ -50,11 +50,26 @@ $(SIM)/$(1)/libk3pack_cuda.so: $(SIM_KERNELS:%.cu=$(SIM)/$(1)/%.cu.o) $(SIM_HOST
 	$(SIM_CLANG)++ -shared $(SIM_SAN_$(1)) -o $$@ $$^ -pthread -ldl -lz -Wl,--version-script=runtime/cuda/exports.map
 # A test needs no parser of images: functions that would call one are left out with their sections.
 $(SIM)/$(1)/test_%: $(SIM)/$(1)/tests/kernels/test_%.o $(SIM)/$(1)/tests/kernels/model.o $(SIM)/$(1)/lib.a
-	$(SIM_CLANG) $(SIM_SAN_$(1)) -o $$@ $$^ -pthread -ldl -lm -Wl,--gc-sections
+	$(SIM_CLANG)++ $(SIM_SAN_$(1)) -o $$@ $$^ -pthread -ldl -lm -Wl,--gc-sections
 sim-$(1): $(SIM)/$(1)/libk3pack_cuda.so $(SIM_TESTS:%=$(SIM)/$(1)/%)
 .PHONY: sim-$(1)
 endef
 $(foreach v,$(SIM_VARIANTS),$(eval $(call SIM_RULES,$(v))))
 .PRECIOUS: $(SIM)/%.o
+
+# The plug-in of a build with one source compiled anew from FAULT_FOLDER (tests/cuda_sim/faults.sh).
+FAULT_OBJECTS = $(filter-out $(SIM)/$(FAULT_BUILD)/$(FAULT_SOURCE).o $(SIM)/$(FAULT_BUILD)/$(FAULT_SOURCE:.c=.o),\
+  $(SIM_KERNELS:%.cu=$(SIM)/$(FAULT_BUILD)/%.cu.o) $(SIM_HOST:%.c=$(SIM)/$(FAULT_BUILD)/%.o) $(SIM_ENGINE:%.cc=$(SIM)/$(FAULT_BUILD)/%.o))
+sim-fault:
+	$(if $(filter %.cu,$(FAULT_SOURCE)),$(call SIM_CXX,$(FAULT_BUILD)),$(call SIM_C,$(FAULT_BUILD)) -isystem $(SIM_CUDA_INC)) \
+	  -iquote $(FAULT_FOLDER) -c -o $(FAULT_FOLDER)/fault.o $(FAULT_FOLDER)/$(FAULT_SOURCE)
+	$(SIM_CLANG)++ -shared $(SIM_SAN_$(FAULT_BUILD)) -o $(FAULT_FOLDER)/libk3pack_cuda.so $(FAULT_FOLDER)/fault.o $(FAULT_OBJECTS) \
+	  $(SIM)/$(FAULT_BUILD)/lib.a -pthread -ldl -lz -Wl,--version-script=runtime/cuda/exports.map
+
+sim-builds: $(SIM_VARIANTS:%=sim-%)
+
+test-sim: all sim-builds
+	sh tests/cuda_sim/run.sh $(B)
+.PHONY: sim-fault sim-builds test-sim
 
 -include $(shell find $(SIM) -name '*.d' 2>/dev/null)

@@ -114,7 +114,7 @@ __global__ void markov_kernel(const __grid_constant__ k3_cuda_markov p) {
   best = block_best(best, best_slots);
   if (threadIdx.x == 0) {
     p.out_ids[row] = best.id < p.vocab_size ? best.id : 0;  // a row of NaN has no maximum
-    p.tickets[request] = 0;
+    atomicExch(&p.tickets[request], 0u);
   }
   if (p.out_confidence)
     confidence<A>(p, row, embedding, sum_slots);

@@ -159,6 +159,15 @@ static int compare_runs(const void *a, const void *b) {
   return x->n_rows != y->n_rows ? (x->n_rows < y->n_rows ? -1 : 1) : 0;
 }
 
+// How far the next bytes may be away to be read along: within an image, whose gaps are readable too.
+static uint64_t max_gap(const struct placing *p, const unsigned char *begin) {
+  const struct k3_image *const images[] = {p->weights->source.image, p->weights->source.slices};
+  for (size_t i = 0; i < sizeof images / sizeof images[0]; i++)
+    if (images[i] && begin >= images[i]->bytes && begin < images[i]->bytes + images[i]->nbytes)
+      return MAX_GAP_NBYTES;
+  return 0;
+}
+
 // Sorted by address, neighbours made one, places in the arena given. Returns the arena's size.
 static uint64_t lay_out(struct placing *p) {
   size_t n = 0;
@@ -168,7 +177,7 @@ static uint64_t lay_out(struct placing *p) {
     const struct run *run = &p->runs[i];
     struct run *last = n > 0 ? &p->runs[n - 1] : NULL;
     const unsigned char *end = run->begin + run->row_nbytes;
-    if (last && last->n_rows == 1 && run->n_rows == 1 && run->begin <= last->begin + last->row_nbytes + MAX_GAP_NBYTES) {
+    if (last && last->n_rows == 1 && run->n_rows == 1 && run->begin <= last->begin + last->row_nbytes + max_gap(p, last->begin)) {
       if (end > last->begin + last->row_nbytes)
         last->row_nbytes = last->pitch = (uint64_t)(end - last->begin);
     } else if (!last || last->begin != run->begin || last->n_rows != run->n_rows || last->pitch != run->pitch) {

@@ -82,7 +82,8 @@ struct Engine {
   Fibre host;
   Fibre *current = nullptr;
   std::vector<Fibre *> block;  // by thread number
-  std::deque<Fibre *> ready;
+  std::vector<Fibre *> ring;  // of those that can run, oldest at ring_head; as long as the block
+  size_t ring_head = 0, n_ready = 0;
   size_t n_live = 0, n_at_barrier = 0;
   const std::function<void()> *body = nullptr;
   uint64_t *order = nullptr;  // addresses for TSan, fresh for every block: the barrier's, then one per warp
@@ -177,18 +178,19 @@ static void jump(Engine *e, Fibre *to) {
 
 // Leaves the current fibre, which is queued already or will be woken by another; back to the host when nobody can run.
 static void run_next(Engine *e) {
-  if (e->ready.empty()) {
+  if (e->n_ready == 0) {
     jump(e, &e->host);
     return;
   }
-  Fibre *fibre = e->ready.front();
-  e->ready.pop_front();
+  Fibre *fibre = e->ring[e->ring_head];
+  e->ring_head = (e->ring_head + 1) % e->ring.size();
+  e->n_ready--;
   jump(e, fibre);
 }
 
 static void wake(Engine *e, Fibre *fibre) {
   fibre->state = State::ready;
-  e->ready.push_back(fibre);
+  e->ring[(e->ring_head + e->n_ready++) % e->ring.size()] = fibre;
 }
 
 static void fail(Engine *e, const char *text) {
@@ -258,7 +260,7 @@ static void prepare(Fibre *fibre) {
 // --- memory of a block -----------------------------------------------------------------------------------------------------------------------------
 
 static void *private_memory(size_t nbytes) {
-  Unseen unseen;
+  const Unseen unseen;
   void *memory = nullptr;
   if (posix_memalign(&memory, 16, nbytes ? nbytes : 1) != 0)
     abort();
@@ -267,7 +269,7 @@ static void *private_memory(size_t nbytes) {
 }
 
 static void private_free(void *memory) {
-  Unseen unseen;
+  const Unseen unseen;
   free(memory);
 }
 
@@ -276,6 +278,7 @@ void *shared_memory(const void *tag, size_t nbytes) {
   for (const SharedPiece &piece : e->shared)
     if (piece.tag == tag)
       return piece.memory;
+  const Unseen unseen;
   e->shared.push_back({tag, private_memory(nbytes)});
   return e->shared.back().memory;
 }
@@ -339,6 +342,7 @@ static void multiply_tiles(Fibre *const *lanes) {
 }
 
 static void compute_warp_op(WarpOp op, uint32_t mask, Fibre *const *lanes) {
+  const Unseen unseen;  // the lanes' payloads are on their stacks; memcpy would count as the kernel's own access
   if (op == WarpOp::shuffle) {
     for (unsigned l = 0; l < kWarp; l++) {
       if (!(mask >> l & 1))
@@ -438,6 +442,7 @@ void before_atomic(const void *address) {
 
 void after_atomic(const void *address) {
 #if defined(SIM_TSAN)
+  const Unseen unseen;
   engine()->current->since_fence.push_back(address);
 #else
   (void)address;
@@ -467,6 +472,7 @@ static void report(Engine *e, const void *kernel) {
 }
 
 static void queue_threads(Engine *e, uint64_t *random) {
+  const Unseen unseen;
   std::vector<Fibre *> order(e->block);
   if (settings().seed != 0) {
     for (size_t i = order.size(); i > 1; i--) {
@@ -494,7 +500,8 @@ static void abandon(Engine *e) {
 
 static void run_block(Engine *e, size_t set, const void *kernel, uint64_t *random) {
   const size_t n_threads = static_cast<size_t>(blockDim.x) * blockDim.y * blockDim.z;
-  e->ready.clear();
+  e->ring.resize(n_threads);
+  e->ring_head = e->n_ready = 0;
   e->n_live = n_threads;
   e->n_at_barrier = 0;
   e->deadline = 0;

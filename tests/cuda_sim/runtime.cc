@@ -5,9 +5,7 @@
 #include <stdlib.h>
 
 #include <deque>
-#include <map>
 #include <mutex>
-#include <set>
 #include <vector>
 
 #include "cuda_sim_internal.h"
@@ -35,9 +33,15 @@ namespace cuda_sim {
 static thread_local CUstream_st default_stream;
 static thread_local cudaError_t sticky_error = cudaSuccess;
 static thread_local int current_device = 0;
-static thread_local std::set<CUstream_st *> streams;  // of this rank
+static thread_local std::vector<CUstream_st *> streams;  // of this rank
 static std::mutex allocations_mutex;
-static std::map<void *, size_t> device_allocations, pinned_allocations;
+// Lists, not maps: the balancing of a map is in the C++ library, which MSan does not see.
+struct Allocation {
+  char *memory;
+  size_t nbytes;
+};
+using Allocations = std::vector<Allocation>;
+static Allocations device_allocations, pinned_allocations;
 
 static int setting(const char *name, int fallback) {
   const char *text = getenv(name);
@@ -91,37 +95,38 @@ cudaError_t submit(const cudaLaunchConfig_t &config, const void *kernel, std::fu
   return add(config.stream, [copy, kernel, body] { return run_grid(copy, kernel, body); });
 }
 
-static cudaError_t allocate(std::map<void *, size_t> *list, void **memory, size_t nbytes) {
+static cudaError_t allocate(Allocations *list, void **memory, size_t nbytes) {
   if (posix_memalign(memory, 256, nbytes ? nbytes : 1) != 0)
     return cudaErrorMemoryAllocation;
   make_undefined(*memory, nbytes);
   const std::lock_guard<std::mutex> lock(allocations_mutex);
-  (*list)[*memory] = nbytes;
+  list->push_back({static_cast<char *>(*memory), nbytes});
   return cudaSuccess;
 }
 
-static cudaError_t deallocate(std::map<void *, size_t> *list, void *memory) {
+static cudaError_t deallocate(Allocations *list, void *memory) {
   if (!memory)
     return cudaSuccess;
-  {
-    const std::lock_guard<std::mutex> lock(allocations_mutex);
-    if (list->erase(memory) == 0) {
-      fprintf(stderr, "cuda_sim: %p is freed as what it is not\n", memory);
-      return sticky_error = cudaErrorInvalidValue;
+  const std::lock_guard<std::mutex> lock(allocations_mutex);
+  for (Allocation &allocation : *list) {
+    if (allocation.memory == memory) {
+      allocation = list->back();
+      list->pop_back();
+      free(memory);
+      return cudaSuccess;
     }
   }
-  free(memory);
-  return cudaSuccess;
+  fprintf(stderr, "cuda_sim: %p is freed as what it is not\n", memory);
+  return sticky_error = cudaErrorInvalidValue;
 }
 
-static bool lies_in(const std::map<void *, size_t> &list, const void *bytes, size_t nbytes) {
+static bool lies_in(const Allocations &list, const void *bytes, size_t nbytes) {
   const std::lock_guard<std::mutex> lock(allocations_mutex);
-  auto after = list.upper_bound(const_cast<void *>(bytes));
-  if (after == list.begin())
-    return false;
-  --after;
-  const char *begin = static_cast<const char *>(after->first), *at = static_cast<const char *>(bytes);
-  return static_cast<size_t>(at - begin) <= after->second && nbytes <= after->second - static_cast<size_t>(at - begin);
+  const char *begin = static_cast<const char *>(bytes);
+  for (const Allocation &allocation : list)
+    if (begin >= allocation.memory && begin + nbytes <= allocation.memory + allocation.nbytes)
+      return true;
+  return false;
 }
 
 static cudaError_t copy(void *dst, const void *src, size_t nbytes, cudaMemcpyKind kind, cudaStream_t stream) {
@@ -211,7 +216,7 @@ cudaError_t cudaMemsetAsync(void *dst, int value, size_t nbytes, cudaStream_t st
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned) {
   *stream = new CUstream_st;
-  streams.insert(*stream);
+  streams.push_back(*stream);
   return cudaSuccess;
 }
 
@@ -235,7 +240,10 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, c
 
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   const cudaError_t error = run_all(stream);
-  streams.erase(stream);
+  for (CUstream_st *&other : streams)
+    if (other == stream)
+      other = streams.back();
+  streams.pop_back();
   delete stream;
   return error;
 }

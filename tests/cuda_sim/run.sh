@@ -1,0 +1,69 @@
+#!/bin/sh
+# The CUDA backend in the simulator, every build of it: run.sh BUILD (build/<config>, for the program). Ends with exit 1 when something failed.
+set -u
+build=$1
+failed=0
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT INT TERM
+sim=build/cuda_sim
+
+forward() {  # variant, environment..., -- cases
+  variant=$1
+  shift
+  settings=
+  while [ "$1" != -- ]; do
+    settings="$settings $1"
+    shift
+  done
+  shift
+  echo "== $variant$settings $*"
+  # shellcheck disable=SC2086
+  env K3PACK_CUDA_PLUGIN=$sim/$variant/libk3pack_cuda.so $settings timeout 600 $sim/$variant/test_forward "$@" >"$work/out" 2>&1 || {
+    cat "$work/out"
+    failed=1
+  }
+  grep -E '^(warn|[0-9]+ cases)' "$work/out"
+}
+
+# Every scheme at tp 1 and 2, BF16 and NVFP4 at 4 and 8; then work put off to the first wait, threads shuffled, blocks backwards.
+forward plain -- 
+forward plain SIM_LAZY=1 SIM_SEED=3 K3_TEST_MAX_TP=2 -- f32 "bf16 plain"
+forward plain SIM_SEED=2 K3_TEST_MAX_TP=2 -- "f32 causal" "nvfp4-divide with f32"
+forward asan K3_TEST_MAX_TP=2 -- f32 bf16 f16 nvfp4-divide mxfp4 fp8-block
+forward asan SIM_LAZY=1 SIM_SEED=1 K3_TEST_MAX_TP=2 -- "bf16 plain"
+forward tsan TSAN_OPTIONS=halt_on_error=1 K3_TEST_MAX_TP=2 -- "bf16 plain" "nvfp4-divide plain" "bf16 odd"
+forward msan K3_TEST_MAX_TP=2 -- "bf16 plain" "nvfp4-divide with f32" "f32 odd"
+
+# The program as it is shipped opens the plug-in, loads an image through the pinned ring, and drafts what is golden; several ranks draft the same.
+for c in tiny_f32 tiny_bf16; do
+  "$build/k3pack" convert fixtures/dspark/$c/draft --target fixtures/dspark/$c/target -o "$work/$c.k3p" --crc --quiet || failed=1
+  for tp in 1 2; do
+    echo "== k3pack run --backend cuda, $c, tp $tp"
+    K3PACK_CUDA_PLUGIN=$sim/plain/libk3pack_cuda.so "$build/k3pack" run "$work/$c.k3p" --input fixtures/dspark/$c/scenario.safetensors \
+      -o "$work/$c.$tp" --emit all --backend cuda --tp $tp --quiet >"$work/out" 2>&1 &&
+      python3 fixtures/gen/check_drafts.py fixtures/dspark/$c/golden.safetensors "$work/$c.$tp" fixtures/dspark/$c/scenario.safetensors || {
+      cat "$work/out"
+      failed=1
+    }
+  done
+done
+
+# What is missing is said with exit 5: device, driver, memory, plug-in.
+refuses() {  # text, environment...
+  text=$1
+  shift
+  env "$@" "$build/k3pack" run "$work/tiny_f32.k3p" --input fixtures/dspark/tiny_f32/scenario.safetensors -o "$work/none" --backend cuda >"$work/out" 2>&1
+  code=$?
+  if [ $code != 5 ] || ! grep -q "$text" "$work/out"; then
+    echo "FAILED: exit $code where 5 with \"$text\" is due: $(cat "$work/out")"
+    failed=1
+  fi
+}
+plugin=K3PACK_CUDA_PLUGIN=$sim/plain/libk3pack_cuda.so
+refuses "there is no GPU" "$plugin" SIM_DEVICES=0
+refuses "CUDA 12.4, CUDA 13.0 is needed" "$plugin" SIM_DRIVER=12040
+refuses "bytes of GPU memory are needed, 0 of 0 are free" "$plugin" SIM_FREE_MIB=0
+refuses "make cuda" K3PACK_CUDA_PLUGIN=/nowhere/libk3pack_cuda.so
+
+sh tests/cuda_sim/faults.sh || failed=1
+exit $failed
