@@ -17,6 +17,13 @@ struct parse {
   struct k3_error *err;
 };
 
+enum {
+  MAX_NAME_NBYTES = 160,  // of module, view and parameter names, so that a name with its root and its indexes fits into the loader's buffers
+  MAX_NAME_INDEXES = 8,
+  MAX_ROOT_NBYTES = 64,
+  MAX_LIST = 256,
+};
+
 static enum k3_status bad(struct parse *p, const char *key, const char *allowed) {
   return k3_fail(p->err, K3_BAD_INPUT, K3_RULE_NONE, p->file, key, allowed, "not what a recipe may hold here");
 }
@@ -26,6 +33,18 @@ static enum k3_status keep_text(struct parse *p, const char *key, const json_t *
     return bad(p, key, "a text");
   *text = k3_arena_strndup(&p->recipe->arena, json_string_value(value), json_string_length(value), p->err);
   return *text ? K3_OK : K3_NO_MEMORY;
+}
+
+static bool is_name(const char *name) {
+  size_t n_indexes = 0;
+  for (const char *c = name; *c; c++)
+    n_indexes += *c == '{';
+  return *name && strlen(name) <= MAX_NAME_NBYTES && n_indexes <= MAX_NAME_INDEXES && strncmp(name, "__", 2) != 0;
+}
+
+static enum k3_status keep_name(struct parse *p, const char *key, const json_t *value, const char **text) {
+  K3_TRY(keep_text(p, key, value, text));
+  return is_name(*text) ? K3_OK : bad(p, key, "a name of 1 to 160 bytes with at most eight indexes, without \"__\" in front");
 }
 
 // Expressions may be written as numbers.
@@ -51,8 +70,8 @@ static enum k3_status read_texts(struct parse *p, const json_t *root, const char
   const json_t *list = json_object_get(root, key);
   if (!list)
     return K3_OK;
-  if (!json_is_array(list))
-    return bad(p, key, "a list of texts");
+  if (!json_is_array(list) || json_array_size(list) > MAX_LIST)
+    return bad(p, key, "a list of at most 256 texts");
   K3_TRY(keep_array(p, json_array_size(list), sizeof **texts, texts));
   for (size_t i = 0; i < json_array_size(list); i++)
     K3_TRY(keep_text(p, key, json_array_get(list, i), &(*texts)[i]));
@@ -237,6 +256,8 @@ static enum k3_status read_params(struct parse *p, const json_t *item, struct k3
   json_t *value;
   json_object_foreach(params, name, value) {
     struct k3_recipe_param *param = &module->params[module->n_params++];
+    if (strlen(name) > MAX_ROOT_NBYTES)
+      return bad(p, "params", "parameter names of at most 64 bytes");
     param->name = k3_arena_strndup(&p->recipe->arena, name, strlen(name), p->err);
     if (!param->name)
       return K3_NO_MEMORY;
@@ -308,15 +329,32 @@ static enum k3_status read_choice(struct parse *p, const json_t *item, const cha
   return bad(p, key, "one of the words in the description of recipes");
 }
 
+// A misspelt key would otherwise be a rule that silently does not hold.
+static enum k3_status known_keys(struct parse *p, const json_t *object, const char *const *known, size_t n_known) {
+  const char *key;
+  json_t *value;
+  json_object_foreach((json_t *)(uintptr_t)object, key, value) {
+    size_t i = 0;
+    while (i < n_known && strcmp(key, known[i]) != 0)
+      i++;
+    if (i == n_known)
+      return bad(p, key, "a key of the description of recipes (k3pack recipes --help)");
+  }
+  return K3_OK;
+}
+
 static enum k3_status read_module(struct parse *p, const json_t *item, struct k3_recipe_module *module) {
+  static const char *const known[] = {"name", "shape", "params", "dtypes",      "linear", "into", "shard", "view",
+                                      "role", "tp",    "outer",  "reduce_into", "bare",   "when", "layers"};
   static const char *const roles[] = {"core", "optional", "borrowed"}, *const rules[] = {"replicate", "column", "row", "vocab"};
-  K3_TRY(keep_text(p, "modules.name", json_object_get(item, "name"), &module->name));
+  K3_TRY(known_keys(p, item, known, sizeof known / sizeof known[0]));
+  K3_TRY(keep_name(p, "modules.name", json_object_get(item, "name"), &module->name));
   K3_TRY(read_params(p, item, module));
   K3_TRY(read_dtypes(p, item, module));
   K3_TRY(read_layers(p, item, module));
   module->bare = json_is_true(json_object_get(item, "bare"));
   if (json_object_get(item, "into")) {
-    K3_TRY(keep_text(p, "into", json_object_get(item, "into"), &module->into));
+    K3_TRY(keep_name(p, "into", json_object_get(item, "into"), &module->into));
   } else {
     char *into = k3_asprintf(p->err, "%s%s", module->bare ? "" : p->recipe->image_root, module->name);
     module->into = into ? k3_arena_strndup(&p->recipe->arena, into, strlen(into), p->err) : NULL;
@@ -328,7 +366,9 @@ static enum k3_status read_module(struct parse *p, const json_t *item, struct k3
     K3_TRY(keep_expression(p, "shard", json_object_get(item, "shard"), &module->shard));
   const json_t *view = json_object_get(item, "view");
   if (view) {
-    K3_TRY(keep_text(p, "view.name", json_object_get(view, "name"), &module->view));
+    K3_TRY(keep_name(p, "view.name", json_object_get(view, "name"), &module->view));
+    if (strchr(module->view, '{'))
+      return bad(p, "view.name", "a name without indexes: the shards have them");
     K3_TRY(keep_expression(p, "view.shard", json_object_get(view, "shard"), &module->view_shard));
   }
   if (json_object_get(item, "reduce_into"))
@@ -351,19 +391,10 @@ static enum k3_status read_module(struct parse *p, const json_t *item, struct k3
 }
 
 static enum k3_status read_recipe(struct parse *p, const json_t *root) {
-  static const char *const known[] = {"name",    "family",  "match",    "roots", "image_root", "aliases", "dims",      "indexes",
-                                      "require", "borrowed", "carry", "ignore", "modules",    "about",   "keep_names", "optional_from", "model",
-                                      "releases"};
+  static const char *const known[] = {"name",     "family", "match",  "roots",   "image_root", "aliases",    "dims",          "indexes", "require",
+                                      "borrowed", "carry",  "ignore", "modules", "about",      "keep_names", "optional_from", "model",   "releases"};
   struct k3_recipe *recipe = p->recipe;
-  const char *key;
-  json_t *value;
-  json_object_foreach((json_t *)(uintptr_t)root, key, value) {
-    bool is_known = false;
-    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
-      is_known |= strcmp(key, known[i]) == 0;
-    if (!is_known)
-      return bad(p, key, "a key of the description of recipes (k3pack recipes --help)");
-  }
+  K3_TRY(known_keys(p, root, known, sizeof known / sizeof known[0]));
   K3_TRY(keep_text(p, "name", json_object_get(root, "name"), &recipe->name));
   recipe->family = recipe->name;
   recipe->about = "";
@@ -374,8 +405,14 @@ static enum k3_status read_recipe(struct parse *p, const json_t *root) {
   recipe->image_root = "";
   if (json_object_get(root, "image_root"))
     K3_TRY(keep_text(p, "image_root", json_object_get(root, "image_root"), &recipe->image_root));
+  if (strlen(recipe->image_root) > MAX_ROOT_NBYTES || strncmp(recipe->image_root, "__", 2) == 0)
+    return bad(p, "image_root", "at most 64 bytes, without \"__\" in front");
   recipe->keep_names = json_is_true(json_object_get(root, "keep_names"));
   K3_TRY(read_texts(p, root, "roots", &recipe->roots, &recipe->n_roots));
+  for (size_t i = 0; i < recipe->n_roots; i++) {
+    if (strlen(recipe->roots[i]) > MAX_ROOT_NBYTES)
+      return bad(p, "roots", "prefixes of at most 64 bytes");
+  }
   K3_TRY(read_texts(p, root, "require", &recipe->require, &recipe->n_require));
   K3_TRY(read_texts(p, root, "carry", &recipe->carry, &recipe->n_carry));
   const json_t *borrowed = json_object_get(root, "borrowed");
