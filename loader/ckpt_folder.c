@@ -8,11 +8,12 @@
 #include <unistd.h>
 
 #include "base/alloc.h"
+#include "base/name_set.h"
 #include "formats/index.h"
 #include "loader/ckpt_parts.h"
 
 #define INDEX_SUFFIX ".safetensors.index.json"
-enum { MAX_INDEX_NBYTES = 512 << 20 };
+enum { MAX_INDEX_NBYTES = 512 << 20, MAX_INDEX_FILES = 65536 };
 
 enum k3_status k3_names_add(struct k3_names *names, const char *name, size_t nbytes, struct k3_error *err) {
   K3_TRY(k3_grow(&names->items, &names->capacity, names->n_items + 1, sizeof *names->items, err));
@@ -128,8 +129,9 @@ static const char *find_index(const char *folder, const struct k3_folder_listing
 }
 
 struct index_files {
-  struct k3_names *files;  // each once, in the order met, then sorted
-  const char *last;        // the entry before this one: neighbours are in the same file as a rule
+  struct k3_names *files;    // each once, in the order met, then sorted
+  struct k3_name_set known;  // numbers into files: an index may name as many files as it has tensors
+  const char *last;          // the entry before this one: neighbours are in the same file as a rule
   const struct k3_ckpt_options *options;
 };
 
@@ -137,28 +139,32 @@ static bool is_wanted(const struct k3_ckpt_options *options, const char *tensor)
   return !options || !options->wanted || options->wanted(options->wanted_ctx, tensor);
 }
 
+static bool is_file(const void *owner, uint32_t number, const char *name, size_t nbytes) {
+  const char *item = ((const struct k3_names *)owner)->items[number];
+  return strlen(item) == nbytes && memcmp(item, name, nbytes) == 0;
+}
+
 static enum k3_status collect_file(void *ctx, const char *tensor, size_t tensor_nbytes, const char *file, size_t file_nbytes, struct k3_error *err) {
   struct index_files *collected = ctx;
   (void)tensor_nbytes;
   if ((collected->last && strcmp(collected->last, file) == 0) || !is_wanted(collected->options, tensor))
     return K3_OK;
-  for (size_t i = 0; i < collected->files->n_items; i++) {
-    if (strcmp(collected->files->items[i], file) == 0) {
-      collected->last = collected->files->items[i];
-      return K3_OK;
-    }
-  }
-  // An index may name as many files as it has tensors; the search above stays linear in practice because real ones name a few hundred.
-  if (collected->files->n_items >= 65536)
+  uint32_t earlier, number = (uint32_t)collected->files->n_items;
+  if (number >= MAX_INDEX_FILES)
     return k3_fail(err, K3_BAD_INPUT, K3_IDX10, NULL, tensor, "at most 65536 files", "the index names more files than that");
+  K3_TRY(k3_name_set_add(&collected->known, is_file, collected->files, file, file_nbytes, number, &earlier, err));
+  if (earlier != K3_NAME_NONE) {
+    collected->last = collected->files->items[earlier];
+    return K3_OK;
+  }
   K3_TRY(k3_names_add(collected->files, file, file_nbytes, err));
   collected->last = collected->files->items[collected->files->n_items - 1];
   return K3_OK;
 }
 
 // Reads and parses the index; what is wrong with it becomes a finding and *ok false.
-static enum k3_status parse_index(const char *folder, const char *index_name, bool again, k3_index_fn fn, void *ctx,
-                                  struct k3_index_summary *summary, bool *ok, struct k3_findings *findings, struct k3_error *err) {
+static enum k3_status parse_index(const char *folder, const char *index_name, bool again, k3_index_fn fn, void *ctx, struct k3_index_summary *summary,
+                                  bool *ok, struct k3_findings *findings, struct k3_error *err) {
   void *text = NULL;
   size_t nbytes = 0;
   struct k3_error bad = {0};
@@ -211,7 +217,8 @@ static enum k3_status choose_by_index(const char *folder, const struct k3_folder
     const char *name = named.items[i];
     struct stat st;
     if (!k3_index_file_name_ok(name, strlen(name))) {
-      k3_findings_report(findings, K3_IDX09, index_name, name, "the plain name of a .safetensors file in the same folder", "a path that could leave the folder");
+      k3_findings_report(findings, K3_IDX09, index_name, name, "the plain name of a .safetensors file in the same folder",
+                         "a path that could leave the folder");
       continue;
     }
     char *path = k3_path_join(folder, name, err);
@@ -240,6 +247,7 @@ static enum k3_status choose_by_index(const char *folder, const struct k3_folder
       k3_findings_report(findings, K3_IDX05, folder, listing->weights.items[i], NULL, "the index does not name this file; it is ignored");
   }
 out:
+  k3_name_set_free(&collected.known);
   k3_names_free(&named);
   return status;
 }
@@ -282,8 +290,8 @@ static enum k3_status choose_by_names(const char *folder, const struct k3_names 
   } else if (n_numbered > 0 && n_numbered != first_n) {
     k3_findings_report(findings, K3_IDX08, folder, first, "all of them", "%zu of %lu numbered shards present, and no index", n_numbered, first_n);
   } else if (weights->n_items > 1) {
-    k3_findings_report(findings, K3_IDX06, folder, NULL, "an index, or one file", "%zu safetensors files and no index that says which belong together",
-                       weights->n_items);
+    k3_findings_report(findings, K3_IDX06, folder, NULL, "an index, or one file",
+                       "%zu safetensors files and no index that says which belong together", weights->n_items);
   }
   return K3_OK;
 }
@@ -307,9 +315,9 @@ struct index_check {
   const char *index_name;
   const struct k3_ckpt_options *options;
   struct k3_findings *findings;
-  uint8_t *listed;  // [n_tensors], 1 when the index lists the tensor
-  uint64_t n_found;  // entries of the index whose tensor was found
-  bool doubles;      // some tensor is in two files (IDX03)
+  uint8_t *listed;                  // [n_tensors], 1 when the index lists the tensor
+  uint64_t n_found;                 // entries of the index whose tensor was found
+  bool doubles;                     // some tensor is in two files (IDX03)
   const struct k3_ckpt_file *last;  // of the entry before: neighbours are in the same file as a rule
 };
 
@@ -346,8 +354,8 @@ static enum k3_status check_entry(void *ctx, const char *name, size_t name_nbyte
     if (promised && k3_st_find(&promised->header, name, name_nbytes))
       return K3_OK;  // it is in both: IDX03 has said so
     if (promised)
-      k3_findings_report(check->findings, K3_IDX02, promised->path, name, "the tensor in the file that the index names", "the tensor is in %s instead",
-                         home->name);
+      k3_findings_report(check->findings, K3_IDX02, promised->path, name, "the tensor in the file that the index names",
+                         "the tensor is in %s instead", home->name);
     return K3_OK;
   }
   struct k3_ckpt *ckpt = check->ckpt;
@@ -368,8 +376,12 @@ enum k3_status k3_folder_check_index(struct k3_ckpt *ckpt, const char *index_nam
                                      struct k3_findings *findings, struct k3_error *err) {
   struct k3_index_summary summary = {0};
   bool ok;
-  struct index_check check = {.ckpt = ckpt, .index_name = index_name, .options = options, .findings = findings,
-                              .listed = k3_calloc(ckpt->n_tensors, 1, err), .doubles = findings->n_by_rule[K3_IDX03] > 0};
+  struct index_check check = {.ckpt = ckpt,
+                              .index_name = index_name,
+                              .options = options,
+                              .findings = findings,
+                              .listed = k3_calloc(ckpt->n_tensors, 1, err),
+                              .doubles = findings->n_by_rule[K3_IDX03] > 0};
   if (!check.listed)
     return K3_NO_MEMORY;
   // The first pass has already reported what is malformed, so its findings are not wanted twice.
@@ -392,8 +404,8 @@ enum k3_status k3_folder_check_index(struct k3_ckpt *ckpt, const char *index_nam
     if (summary.odd_total_size)
       k3_findings_report(findings, K3_IDX07, index_name, "metadata.total_size", "the sum of the tensors' bytes", "not a plain non-negative integer");
     else if (summary.has_total_size && check.n_found == summary.n_entries && summary.total_size != ckpt->tensors_nbytes)
-      k3_findings_report(findings, K3_IDX07, index_name, "metadata.total_size", "the sum of the tensors' bytes", "%llu, but the tensors hold %llu bytes",
-                         (unsigned long long)summary.total_size, (unsigned long long)ckpt->tensors_nbytes);
+      k3_findings_report(findings, K3_IDX07, index_name, "metadata.total_size", "the sum of the tensors' bytes",
+                         "%llu, but the tensors hold %llu bytes", (unsigned long long)summary.total_size, (unsigned long long)ckpt->tensors_nbytes);
   }
   k3_free(check.listed);
   return status;

@@ -28,9 +28,11 @@ static enum k3_status list_sources(const struct k3_plan *plan, struct lists *l, 
       return K3_NO_MEMORY;
     if (plan->sources[s].is_header) {
       K3_TRY(k3_grow(&l->m.sources, &l->sources_capacity, l->m.n_sources + 1, sizeof *l->m.sources, err));
-      l->m.sources[l->m.n_sources++] = (struct k3_manifest_source){
-          .file = plan->sources[s].name, .nbytes = plan->sources[s].file_nbytes, .header_tensor = tensor, .of_target = plan->sources[s].of_target,
-          .sha256 = plan->sources[s].sha256[0] ? plan->sources[s].sha256 : NULL};
+      l->m.sources[l->m.n_sources++] = (struct k3_manifest_source){.file = plan->sources[s].name,
+                                                                   .nbytes = plan->sources[s].file_nbytes,
+                                                                   .header_tensor = tensor,
+                                                                   .of_target = plan->sources[s].of_target,
+                                                                   .sha256 = plan->sources[s].sha256[0] ? plan->sources[s].sha256 : NULL};
     } else {
       K3_TRY(k3_grow(&l->m.documents, &l->documents_capacity, l->m.n_documents + 1, sizeof *l->m.documents, err));
       l->m.documents[l->m.n_documents++] = (struct k3_manifest_document){plan->sources[s].name, tensor};
@@ -39,8 +41,8 @@ static enum k3_status list_sources(const struct k3_plan *plan, struct lists *l, 
   return K3_OK;
 }
 
-// Index into the manifest's sources of the file that holds a mapped tensor. The plan lists the source's files first, then those of the target that gave
-// something.
+// Index into the manifest's sources of the file that holds a mapped tensor. The plan lists the source's files first, then those of the target that
+// gave something.
 static int64_t source_index(const struct k3_plan *plan, const struct lists *l, const struct k3_mapped *mapped) {
   const struct k3_ckpt *ckpt = k3_plan_ckpt(plan, mapped->of_target);
   const struct k3_ckpt_file *file = k3_ckpt_file_of(ckpt, mapped->tensor);
@@ -83,8 +85,9 @@ static enum k3_status list_stacks(const struct k3_plan *plan, struct lists *l, s
       shards[s - first] = (struct k3_manifest_shard){shard->id, k3_plan_source_of(plan, &shard->mapped)->name, source_index(plan, l, &shard->mapped),
                                                      shard->row, shard->n_rows};
     }
-    K3_TRY(add_tensor(l, (struct k3_manifest_tensor){name, module ? module->role : K3_ROLE_OPTIONAL, module ? module->tp : K3_TP_REPLICATE, shards,
-                                                     last - first}, err));
+    K3_TRY(add_tensor(
+        l, (struct k3_manifest_tensor){name, module ? module->role : K3_ROLE_OPTIONAL, module ? module->tp : K3_TP_REPLICATE, shards, last - first},
+        err));
   }
   return K3_OK;
 }
@@ -180,12 +183,27 @@ static enum k3_status list_linears(const struct k3_plan *plan, struct lists *l, 
   return K3_OK;
 }
 
-// Where a shard of a view stands in the view: sorted insertion keeps the list in id order.
-static void insert_view_shard(struct k3_manifest_view *view, struct k3_manifest_view_shard shard) {
-  size_t at = view->n_shards++;
+// Where a shard of a view stands in the view: sorted insertion keeps the list in id order. The room doubles; what an arena leaves behind goes with
+// it.
+static enum k3_status insert_view_shard(struct lists *l, struct k3_manifest_view *view, struct k3_manifest_view_shard shard, struct k3_error *err) {
+  size_t at = view->n_shards;
+  if ((at & (at - 1)) == 0) {
+    struct k3_manifest_view_shard *room = k3_arena_alloc(&l->m.arena, (at ? 2 * at : 1) * sizeof *room, err);
+    if (!room)
+      return K3_NO_MEMORY;
+    if (at > 0)
+      memcpy(room, view->shards, at * sizeof *room);
+    view->shards = room;
+  }
   for (; at > 0 && view->shards[at - 1].id > shard.id; at--)
-    view->shards[at] = view->shards[at - 1];
+    ;
+  if (at > 0 && view->shards[at - 1].id == shard.id)
+    return k3_fail(err, K3_BAD_INPUT, K3_MAP04, NULL, view->name, "each shard id once", "shard %llu of the view a second time",
+                   (unsigned long long)shard.id);
+  memmove(view->shards + at + 1, view->shards + at, (view->n_shards - at) * sizeof *view->shards);
   view->shards[at] = shard;
+  view->n_shards++;
+  return K3_OK;
 }
 
 static struct k3_manifest_view *find_view(struct lists *l, const char *name) {
@@ -213,12 +231,12 @@ static enum k3_status list_views(const struct k3_plan *plan, struct lists *l, st
       K3_TRY(k3_grow(&l->m.views, &l->views_capacity, l->m.n_views + 1, sizeof *l->m.views, err));
       view = &l->m.views[l->m.n_views];
       *view = (struct k3_manifest_view){.name = keep(l, name, err)};
-      view->shards = k3_arena_alloc(&l->m.arena, plan->mapper.index_counts[0] * sizeof *view->shards, err);
-      if (!view->name || !view->shards)
+      if (!view->name)
         return K3_NO_MEMORY;
       l->m.n_views++;
     }
-    insert_view_shard(view, (struct k3_manifest_view_shard){id, plan->tensors[shard->plan_tensor].name, shard->row, shard->n_rows});
+    const struct k3_manifest_view_shard row = {id, plan->tensors[shard->plan_tensor].name, shard->row, shard->n_rows};
+    K3_TRY(insert_view_shard(l, view, row, err));
   }
   return K3_OK;
 }

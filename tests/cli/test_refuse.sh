@@ -138,4 +138,20 @@ variant adapter
 printf '{}' >"$work/adapter/adapter_config.json"
 expect 1 "$K3PACK" check "$work/adapter" --json
 case $(rules) in *MAP09*) : ;; *) complain "an adapter is \"$(rules)\"" ;; esac
+
+# A recipe of one's own that gives two shards of a view one id: no image, since its own manifest would be refused.
+"$K3PACK" recipes k3-dspark | sed 's/"shard": "{i}"/"shard": "0"/' >"$work/recipe.json"
+expect 3 "$K3PACK" convert "$work/draft" -o "$work/x.k3p" --recipe "$work/recipe.json" --force
+said 'MAP04.*context_kv_proj.weight.*a second time' "two shards of a view have one id"
+# A view of more shards than there are layers: both projections of every layer.
+"$K3PACK" recipes k3-dspark | sed 's/"into": "model.layers.{i}.self_attn.fused_qkv_a_proj", "shard": 0}/"into": "model.layers.{i}.self_attn.fused_qkv_a_proj", "shard": 0, "view": {"name": "model.context_kv_proj", "shard": "{i} + 1000"}}/' >"$work/recipe.json"
+expect 0 "$K3PACK" convert "$work/draft" -o "$work/x.k3p" --recipe "$work/recipe.json" --force
+expect 0 "$K3PACK" verify "$work/x.k3p"
+expect 0 "$K3PACK" inspect "$work/x.k3p"
+grep -q 'shard 1002: ' "$work/stdout" || complain "a view of twice the layers is not shown"
+# An index that names more files than a checkpoint can have: said at once.
+variant many
+awk 'BEGIN { printf "{\"weight_map\": {"; for (i = 0; i < 70000; i++) printf "%s\"t%d\": \"m-%d.safetensors\"", i ? ", " : "", i, i; print "}}" }' >"$work/many/model.safetensors.index.json"
+expect 1 timeout 60 "$K3PACK" check "$work/many" --json
+case $(rules) in *IDX10*) : ;; *) complain "an index of 70000 files is \"$(rules)\"" ;; esac
 finish
