@@ -179,7 +179,11 @@ static int set_value(struct k3_cli *cli, const struct k3_option *option, const c
     k3_printable(shown, sizeof shown, text, strlen(text), MAX_TYPED);
   switch (option->kind) {
     case K3_OPT_FLAG: *(bool *)option->value = true; return 0;
-    case K3_OPT_TEXT: *(const char **)option->value = text; return 0;
+    case K3_OPT_TEXT:  // a variable of the shell that is not set must not become the current folder
+      if (!*text && strcmp(option->argument, "PREFIX") != 0)
+        return k3_cli_usage(cli, "--%s takes %s, not an empty text", option->name, option->argument);
+      *(const char **)option->value = text;
+      return 0;
     case K3_OPT_LIST: return add_to_list(cli, option->value, text, argc);
     case K3_OPT_U64:
       return parse_u64(text, option->value) ? 0 : k3_cli_usage(cli, "--%s takes a whole number from 0, not \"%s\"", option->name, shown);

@@ -114,6 +114,12 @@ fi
 case $(cat "$work/code") in 0 | 4) ;; *) echo "a closed pipe: exit $(cat "$work/code")"; bad=1 ;; esac
 silent err
 
+# An empty value, as a shell variable that is not set leaves it, is wrong usage and not the current folder.
+expect 2 convert "$work/two" -o ""
+says err "--output takes IMAGE, not an empty text"
+expect 2 export "$work/two" -o ""
+expect 0 synth "$work/seven" --preset tiny --root ""
+
 # A standard stream that is closed at the start is not reused for an output file.
 "$K" synth "$work/four" --preset tiny >&- 2>&-
 cmp "$work/four/model.safetensors" "$work/two/model.safetensors" >/dev/null 2>&1 && { echo "seeds 0 and 3 gave the same bytes"; bad=1; }
