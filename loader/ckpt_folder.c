@@ -150,13 +150,13 @@ static enum k3_status collect_file(void *ctx, const char *tensor, size_t tensor_
   if ((collected->last && strcmp(collected->last, file) == 0) || !is_wanted(collected->options, tensor))
     return K3_OK;
   uint32_t earlier, number = (uint32_t)collected->files->n_items;
-  if (number >= MAX_INDEX_FILES)
-    return k3_fail(err, K3_BAD_INPUT, K3_IDX10, NULL, tensor, "at most 65536 files", "the index names more files than that");
   K3_TRY(k3_name_set_add(&collected->known, is_file, collected->files, file, file_nbytes, number, &earlier, err));
   if (earlier != K3_NAME_NONE) {
     collected->last = collected->files->items[earlier];
     return K3_OK;
   }
+  if (number >= MAX_INDEX_FILES)
+    return k3_fail(err, K3_BAD_INPUT, K3_IDX10, NULL, tensor, "at most 65536 files", "the index names more files than that");
   K3_TRY(k3_names_add(collected->files, file, file_nbytes, err));
   collected->last = collected->files->items[collected->files->n_items - 1];
   return K3_OK;

@@ -1,11 +1,12 @@
 // Recipes that users write themselves: what is refused, and that the message names the key.
-#include <cmocka.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+
+#include <cmocka.h>
 
 #include "formats/recipe.h"
 
