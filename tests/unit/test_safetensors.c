@@ -136,7 +136,7 @@ static void other_files_are_recognised(void **state) {
   assert_int_equal(last.rule, K3_CNT02);
   assert_int_equal(length_of("<!DOCTYPE html><html>", 8, 100, &h), K3_BAD_INPUT);
   assert_int_equal(last.rule, K3_CNT02);
-  assert_non_null(strstr(last.found, "a web page"));
+  assert_non_null(strstr(last.found, "an HTML page"));
   assert_int_equal(length_of("PK\3\4zip!", 8, 100, &h), K3_BAD_INPUT);
   assert_null(strstr(last.found, "text"));
 }
