@@ -279,39 +279,50 @@ static const char *free_of_numbers(const struct checkpoint *c, const char *modul
   return after;
 }
 
-static enum k3_status add_ignored(struct checkpoint *c, const char *suffix, struct k3_error *err) {
-  char pattern[2 * K3_ST_MAX_NAME_NBYTES + 16];
-  bool head = strcmp(suffix, "lm_head") == 0;  // ModelOpt's own files name it without a star
-  size_t n = (size_t)snprintf(pattern, sizeof pattern, "%s", c->dialect != K3_DIALECT_MODELOPT ? "re:.*" : head ? "" : "*");
-  for (; *suffix; suffix++) {
-    if (c->dialect != K3_DIALECT_MODELOPT && strchr(".^$*+?()[]{}|\\", *suffix))
-      pattern[n++] = '\\';
-    pattern[n++] = *suffix;
+// The dialect's pattern for names that end so.
+static size_t pattern_of(const struct checkpoint *c, const char *suffix, char *dst, size_t capacity) {
+  bool modelopt = c->dialect == K3_DIALECT_MODELOPT, head = strcmp(suffix, "lm_head") == 0;  // ModelOpt's own files name it without a star
+  size_t n = (size_t)snprintf(dst, capacity, "%s", !modelopt ? "re:.*" : head ? "" : "*");
+  for (; *suffix && n + 3 < capacity; suffix++) {
+    if (!modelopt && strchr(".^$*+?()[]{}|\\", *suffix))
+      dst[n++] = '\\';
+    dst[n++] = *suffix;
   }
-  if (c->dialect != K3_DIALECT_MODELOPT)
-    pattern[n++] = '$';
-  pattern[n] = '\0';
+  if (!modelopt)
+    dst[n++] = '$';
+  dst[n] = '\0';
+  return n;
+}
+
+static bool is_ignored(const struct checkpoint *c, const char *pattern) {
   for (size_t i = 0; i < c->ignore.n_items; i++) {
     if (strcmp(c->ignore.items[i], pattern) == 0)
-      return K3_OK;
+      return true;
   }
-  return add_name(c, &c->ignore, pattern, n, err);
+  return false;
+}
+
+static bool any_ends_with(const struct names *names, const char *suffix) {
+  for (size_t i = 0; i < names->n_items; i++) {
+    if (ends_with(names->items[i], suffix))
+      return true;
+  }
+  return false;
 }
 
 static enum k3_status list_ignored(struct checkpoint *c, struct k3_error *err) {
-  bool head_quantised = false;
-  for (size_t i = 0; i < c->quantised.n_items; i++)
-    head_quantised |= ends_with(c->quantised.items[i], "lm_head");
+  char pattern[2 * K3_ST_MAX_NAME_NBYTES + 16];
   // The head that a drafter borrows is not in its checkpoint, and yet one of its modules.
-  if (!head_quantised)
-    K3_TRY(add_ignored(c, "lm_head", err));
+  if (!any_ends_with(&c->quantised, "lm_head"))
+    K3_TRY(add_name(c, &c->ignore, pattern, pattern_of(c, "lm_head", pattern, sizeof pattern), err));
   for (size_t i = 0; i < c->plain.n_items; i++) {
     const char *module = c->plain.items[i], *suffix = free_of_numbers(c, module);
-    for (size_t k = 0; k < c->quantised.n_items; k++) {
-      if (ends_with(c->quantised.items[k], suffix))
-        suffix = module;  // only this one, then
-    }
-    K3_TRY(add_ignored(c, suffix, err));
+    size_t n = pattern_of(c, suffix, pattern, sizeof pattern);
+    if (is_ignored(c, pattern))
+      continue;  // like other layers' module, for which it was looked up
+    if (any_ends_with(&c->quantised, suffix))
+      n = pattern_of(c, module, pattern, sizeof pattern);  // only this one, then
+    K3_TRY(add_name(c, &c->ignore, pattern, n, err));
   }
   return K3_OK;
 }
