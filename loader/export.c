@@ -238,7 +238,26 @@ enum k3_status k3_export_begin(struct k3_export *e, size_t n_outputs, struct k3_
   return k3_make_folder(e->folder, err);
 }
 
+// Opening has proven the front; here the rest is: files that differ from the originals by a bit must not be written as if they were these.
+static enum k3_status check_body(const struct k3_export *e, int n_threads, struct k3_error *err) {
+  struct k3_findings findings = {0};
+  struct k3_verify_result verified;
+  enum k3_status status = k3_verify_image(e->path, n_threads, e->progress, &verified, &findings, err);
+  if (status == K3_OK && findings.n_errors > 0) {
+    status = findings.n_items > 0 ? K3_BAD_INPUT : K3_NO_MEMORY;
+    if (status == K3_NO_MEMORY) {
+      k3_fail_memory(err, 0);
+    } else if (err && err->status == K3_OK) {
+      *err = findings.items[0].error;
+      err->status = K3_BAD_INPUT;
+    }
+  }
+  k3_findings_free(&findings);
+  return status;
+}
+
 enum k3_status k3_export_finish(struct k3_export *e, int n_threads, struct k3_export_result *result, struct k3_error *err) {
+  K3_TRY(check_body(e, n_threads, err));
   K3_TRY(copy_all(e, n_threads, err));
   char **names = k3_calloc(e->n_outputs, sizeof *names, err);
   enum k3_status status = names ? K3_OK : K3_NO_MEMORY;

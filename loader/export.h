@@ -23,7 +23,8 @@ struct k3_export_result {
 
 // Writes the checkpoint's safetensors files and JSON files into `folder` (created when absent; must hold none of these names unless `replace`).
 // K3_UNSUPPORTED, naming them, when tensors were dropped or replaced on the way into the image: then the original bytes are not all there.
-// On failure none of the files is there, and a folder that was created is removed.
+// The image's digests are checked first (a second read): K3_BAD_INPUT with IMG02 when a byte differs from what was written. On failure none of the
+// files is there, and a folder that was created is removed.
 enum k3_status k3_export_original(const char *image, const char *folder, const struct k3_export_options *options, struct k3_export_result *result,
                                   struct k3_error *err);
 

@@ -61,6 +61,13 @@ expect 1 "$K3PACK" verify "$work/a.k3p"
 flip "$work/a.k3p" $((size - 1))
 cmp "$work/a.k3p" "$work/b.k3p" || complain "the flips did not undo themselves"
 
+# An image with one flipped bit is not exported as if it held the originals: refused, nothing written.
+flip "$work/a.k3p" $((size / 2))
+expect 3 "$K3PACK" export "$work/a.k3p" -o "$work/flipped"
+said 'IMG02.*segment' "a flipped bit does not stop an export"
+[ ! -e "$work/flipped" ] || complain "an export of a flipped image leaves $(ls -A "$work/flipped")"
+flip "$work/a.k3p" $((size / 2))
+
 # verify --source notices a checkpoint that is not the image's.
 expect 0 "$K3PACK" synth "$work/other" --preset tiny --seed 7
 expect 1 "$K3PACK" verify "$work/a.k3p" --source "$work/other"
