@@ -17,7 +17,9 @@ SIM_OPT_msan  := -O1
 # The backend without the two files that name the libraries; the runtime and the CPU backend, which it is compared with, instrumented alike.
 SIM_KERNELS := $(filter-out runtime/cuda/peers_nccl.cu,$(wildcard runtime/cuda/*.cu))
 SIM_HOST    := $(filter-out runtime/cuda/gemm_cublaslt.c,$(wildcard runtime/cuda/*.c))
-SIM_LIB     := $(wildcard base/*.c quant/*.c runtime/*.c runtime/cpu/*.c)
+SIM_LIB     := $(wildcard base/*.c runtime/cpu/*.c) \
+  $(addprefix quant/,decode.c dot.c kernels.c kernels_scalar.c kernels_avx2.c kernels_avx512.c number.c scheme.c slice.c) \
+  $(addprefix runtime/,comm_threads.c cuda_layout.c cuda_loader.c engine.c forward.c kv_cache.c rope.c session.c weights.c)
 SIM_ENGINE  := $(wildcard tests/cuda_sim/*.cc)
 SIM_TESTS   := $(patsubst tests/kernels/%.c,%,$(wildcard tests/kernels/test_*.c))
 SIM_COMMON   = -g -ffunction-sections $(SIM_OPT_$(1)) $(SIM_SAN_$(1)) -fPIC -pthread -fno-strict-aliasing -fno-omit-frame-pointer -ffp-contract=off -ftls-model=initial-exec -I. -MMD -MP
@@ -73,3 +75,12 @@ test-sim: all sim-builds
 .PHONY: sim-fault sim-builds test-sim
 
 -include $(shell find $(SIM) -name '*.d' 2>/dev/null)
+
+# On a machine with GPUs: the same comparison on the devices, and under compute-sanitizer.
+#help   test-gpu       the CUDA backend on the GPUs at hand, also under compute-sanitizer (nvcc and a driver)
+$(B)/gpu_test_forward: tests/kernels/test_forward.c tests/kernels/model.c $(B)/libk3pack.a
+	$(CC) $(CFLAGS_ALL) $(LDFLAGS_ALL) -o $@ tests/kernels/test_forward.c tests/kernels/model.c $(B)/libk3pack.a $(LIBS)
+
+test-gpu: all cuda $(B)/gpu_test_forward
+	sh tests/kernels/run_gpu.sh $(B)
+.PHONY: test-gpu

@@ -1,0 +1,31 @@
+#!/bin/sh
+# The CUDA backend on the GPUs of this machine: run_gpu.sh BUILD. Exit 77 without a GPU.
+set -u
+build=$1
+failed=0
+n=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
+if [ "$n" = 0 ]; then
+  echo "test-gpu: no GPU here (nvidia-smi lists none)" >&2
+  exit 77
+fi
+export K3PACK_CUDA_PLUGIN="$PWD/$build/libk3pack_cuda.so" K3_TEST_MAX_TP="$n"
+echo "== $n GPUs"
+"$build/gpu_test_forward" || failed=1
+export K3_TEST_MAX_TP=1
+sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)
+if [ -n "$sanitizer" ]; then
+  for tool in memcheck racecheck; do
+    echo "== compute-sanitizer $tool"
+    "$sanitizer" --tool $tool --error-exitcode 1 "$build/gpu_test_forward" f32 "bf16 plain" "nvfp4-divide plain" || failed=1
+  done
+else
+  echo "test-gpu: compute-sanitizer is not installed: memcheck and racecheck did not run" >&2
+fi
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT INT TERM
+for c in tiny_f32 tiny_bf16; do
+  "$build/k3pack" convert fixtures/dspark/$c/draft --target fixtures/dspark/$c/target -o "$work/$c.k3p" --quiet &&
+    "$build/k3pack" run "$work/$c.k3p" --input fixtures/dspark/$c/scenario.safetensors -o "$work/$c.out" --emit all --backend cuda --quiet &&
+    python3 fixtures/gen/check_drafts.py fixtures/dspark/$c/golden.safetensors "$work/$c.out" fixtures/dspark/$c/scenario.safetensors || failed=1
+done
+exit $failed
