@@ -78,9 +78,9 @@ test-sim: all sim-builds
 
 # On a machine with GPUs: the same comparison on the devices, and under compute-sanitizer.
 #help   test-gpu       the CUDA backend on the GPUs at hand, also under compute-sanitizer (nvcc and a driver)
-$(B)/gpu_test_forward: tests/kernels/test_forward.c tests/kernels/model.c $(B)/libk3pack.a
-	$(CC) $(CFLAGS_ALL) $(LDFLAGS_ALL) -o $@ tests/kernels/test_forward.c tests/kernels/model.c $(B)/libk3pack.a $(LIBS)
+$(B)/gpu_test_%: tests/kernels/test_%.c tests/kernels/model.c $(B)/libk3pack.a
+	$(CC) $(CFLAGS_ALL) $(LDFLAGS_ALL) -o $@ $< tests/kernels/model.c $(B)/libk3pack.a $(LIBS)
 
-test-gpu: all cuda $(B)/gpu_test_forward
+test-gpu: all cuda $(B)/gpu_test_forward $(B)/gpu_test_steps
 	sh tests/kernels/run_gpu.sh $(B)
 .PHONY: test-gpu

@@ -63,7 +63,8 @@ struct k3_cuda_linear {
   bool bf16, y_is_f32;  // of x; y is F32 whatever x is
 };
 cudaError_t k3_cuda_launch_linear(const struct k3_cuda_linear *p, cudaStream_t stream);
-// dst[o, c] = W[first_row + o, c] as BF16, with the second scale: a panel for the library's product.
+// dst[o, c] = W[first_row + o, c] as BF16, a panel for the library's product. Without the second scale, which is a factor of the product: what is
+// left of FP4 weights, code times block scale, BF16 holds exactly.
 struct k3_cuda_dequantise {
   struct k3_cuda_matrix w;
   void *dst;

@@ -90,7 +90,7 @@ __global__ void dequantise_kernel(const __grid_constant__ k3_cuda_dequantise p) 
 #pragma unroll
     for (uint32_t i = 0; i < 8; i++)
       if (col + i < p.w.n_cols)
-        dst[col + i] = __float2bfloat16_rn(values[i] * shard.factor);
+        dst[col + i] = __float2bfloat16_rn(values[i]);
   }
 }
 

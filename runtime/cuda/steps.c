@@ -99,7 +99,9 @@ static enum k3_status record_library(struct k3_exec *exec, const struct product 
       panel->dst = exec->panel;
       panel->first_row = (uint32_t)row;
       panel->n_rows = (uint32_t)n;
-      K3_TRY(record_gemm(exec, p, exec->panel, p->w->n_cols, (uint32_t)n, (uint32_t)p->w->n_cols, y + row * y_nbytes, err));
+      struct product scaled = *p;
+      scaled.scale *= panel->w.shards[0].factor;
+      K3_TRY(record_gemm(exec, &scaled, exec->panel, p->w->n_cols, (uint32_t)n, (uint32_t)p->w->n_cols, y + row * y_nbytes, err));
     }
   }
   return K3_OK;

@@ -7,23 +7,33 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT INT TERM
 sim=build/cuda_sim
 
-forward() {  # variant, environment..., -- cases
-  variant=$1
-  shift
+forward() {
+  run_test test_forward "$@"
+}
+
+run_test() {  # program, variant, environment..., -- cases
+  program=$1 variant=$2
+  shift 2
   settings=
   while [ "$1" != -- ]; do
     settings="$settings $1"
     shift
   done
   shift
-  echo "== $variant$settings $*"
+  echo "== $program $variant$settings $*"
   # shellcheck disable=SC2086
-  env K3PACK_CUDA_PLUGIN=$sim/$variant/libk3pack_cuda.so $settings timeout 600 $sim/$variant/test_forward "$@" >"$work/out" 2>&1 || {
+  env K3PACK_CUDA_PLUGIN=$sim/$variant/libk3pack_cuda.so $settings timeout 600 $sim/$variant/$program "$@" >"$work/out" 2>&1 || {
     cat "$work/out"
     failed=1
   }
-  grep -E '^(warn|[0-9]+ cases)' "$work/out"
+  grep -E '^(warn|[0-9]+ (cases|steps))' "$work/out"
 }
+
+# Every step alone.
+run_test test_steps plain -- 
+run_test test_steps asan SIM_LAZY=1 SIM_SEED=5 -- 
+run_test test_steps tsan TSAN_OPTIONS=halt_on_error=1 SIM_SEED=1 -- "f32 odd" "nvfp4, f32"
+run_test test_steps msan -- "f32 odd" "bf16" "mxfp4"
 
 # Every scheme at tp 1 and 2, BF16 and NVFP4 at 4 and 8; then work put off to the first wait, threads shuffled, blocks backwards.
 forward plain -- 

@@ -10,12 +10,14 @@ if [ "$n" = 0 ]; then
 fi
 export K3PACK_CUDA_PLUGIN="$PWD/$build/libk3pack_cuda.so" K3_TEST_MAX_TP="$n"
 echo "== $n GPUs"
+"$build/gpu_test_steps" || failed=1
 "$build/gpu_test_forward" || failed=1
 export K3_TEST_MAX_TP=1
 sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)
 if [ -n "$sanitizer" ]; then
   for tool in memcheck racecheck; do
     echo "== compute-sanitizer $tool"
+    "$sanitizer" --tool $tool --error-exitcode 1 "$build/gpu_test_steps" || failed=1
     "$sanitizer" --tool $tool --error-exitcode 1 "$build/gpu_test_forward" f32 "bf16 plain" "nvfp4-divide plain" || failed=1
   done
 else
