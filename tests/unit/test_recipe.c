@@ -88,7 +88,7 @@ static void lists_have_a_limit(void **state) {
   size_t n = strlen(text);
   for (int i = 1; i < 256; i++)
     n += (size_t)snprintf(text + n, sizeof text - n, ", \"b.\"");
-  char more[4000];
+  char more[4016];
   snprintf(more, sizeof more, "%s, \"c.\"]", text);
   snprintf(text + n, sizeof text - n, "]");
   accepted(one_module("\"name\": \"a\", ", text));
