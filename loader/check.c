@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "loader/family.h"
+#include "loader/plan_parts.h"
 #include "loader/rules_values.h"
 #include "loader/writer.h"
 
@@ -100,6 +101,8 @@ enum k3_status k3_check_run(const struct k3_ckpt *ckpt, const struct k3_ckpt *ta
   plan->n_present += n_companions;
   plan->n_expected += n_companions + findings->n_by_rule[K3_TEN01];
   K3_TRY(run_rules(plan, options, findings, err));
+  if (findings->n_errors == 0)  // a set that is complete and right one by one may still not stack
+    K3_TRY(k3_plan_check_stacks(plan, findings, err));
   summary->n_tensors = plan->n_present;
   // A name that the index promised and nobody holds is missing under any recipe.
   summary->n_tensors_expected = recipe->keep_names ? plan->n_expected + ckpt->n_promised : plan->n_expected;

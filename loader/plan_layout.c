@@ -194,16 +194,8 @@ static enum k3_status add_stack(struct layout *l, size_t first, size_t last, str
                          (unsigned long long)shard->id);
       return K3_OK;
     }
-    if (t->dtype != source->dtype) {
-      k3_findings_report(findings, K3_MAP08, k3_plan_path_of(plan, &shard->mapped), t->name, k3_dtype_name((enum k3_dtype)source->dtype),
-                         "dtype %s, unlike %s that it is stacked with", k3_dtype_name((enum k3_dtype)t->dtype), source->name);
+    if (!k3_plan_shards_agree(plan, head, shard, findings))
       return K3_OK;
-    }
-    if (own_rank != rank || (rank > 1 && memcmp(own + 1, shape + 1, (rank - 1) * sizeof *own) != 0)) {
-      k3_findings_report(findings, K3_MAP05, k3_plan_path_of(plan, &shard->mapped), t->name, "rows of the same shape in every shard",
-                         "rows of another shape than %s that it is stacked with", source->name);
-      return K3_OK;
-    }
     shard->row = n_rows;
     shard->n_rows = rank > 0 ? own[0] : 1;
     if (!k3_add_u64(n_rows, shard->n_rows, &n_rows))

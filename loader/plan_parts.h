@@ -10,6 +10,11 @@ enum { K3_MODULE_CARRY = UINT16_MAX };
 // Shapes and dtypes of every mapped tensor against recipe and config (MAP05, MAP08), and agreement within each stack.
 enum k3_status k3_plan_check_shapes(struct k3_plan *plan, struct k3_findings *findings, struct k3_error *err);
 
+// Whether a shard fits the first one of its stack in dtype and row shape; MAP08 or MAP05 otherwise.
+bool k3_plan_shards_agree(const struct k3_plan *plan, const struct k3_plan_shard *head, const struct k3_plan_shard *shard, struct k3_findings *findings);
+// The same for every stack of a mapped plan, before the layout.
+enum k3_status k3_plan_check_stacks(const struct k3_plan *plan, struct k3_findings *findings, struct k3_error *err);
+
 // Fills plan->sources, once.
 enum k3_status k3_plan_list_sources(struct k3_plan *plan, struct k3_error *err);
 

@@ -153,3 +153,83 @@ enum k3_status k3_plan_check_shapes(struct k3_plan *plan, struct k3_findings *fi
   k3_free(shapes.cached);
   return status;
 }
+
+bool k3_plan_shards_agree(const struct k3_plan *plan, const struct k3_plan_shard *head, const struct k3_plan_shard *shard, struct k3_findings *findings) {
+  const struct k3_st_tensor *first = k3_plan_stored_of(plan, head), *t = k3_plan_stored_of(plan, shard);
+  uint64_t shape[K3_ST_MAX_RANK + 1], own[K3_ST_MAX_RANK + 1];
+  unsigned rank = k3_plan_normal_shape(plan, head, shape), own_rank = k3_plan_normal_shape(plan, shard, own);
+  if (t->dtype != first->dtype) {
+    k3_findings_report(findings, K3_MAP08, k3_plan_path_of(plan, &shard->mapped), t->name, k3_dtype_name((enum k3_dtype)first->dtype),
+                       "dtype %s, unlike %s that it is stacked with", k3_dtype_name((enum k3_dtype)t->dtype), first->name);
+    return false;
+  }
+  if (own_rank != rank || (rank > 1 && memcmp(own + 1, shape + 1, (rank - 1) * sizeof *own) != 0)) {
+    k3_findings_report(findings, K3_MAP05, k3_plan_path_of(plan, &shard->mapped), t->name, "rows of the same shape in every shard",
+                       "rows of another shape than %s that it is stacked with", first->name);
+    return false;
+  }
+  return true;
+}
+
+// What makes two shards parts of one image tensor: the stack, its indexes, the parameter.
+struct stack_key {
+  uint32_t stack, param, index[K3_RECIPE_MAX_INDEXES];
+};
+
+struct stacks {
+  const struct k3_plan *plan;
+  uint16_t *stack_of;  // [n_modules] lowest module with the same `into`
+  uint8_t *mask;       // [n_modules] bit per index that `into` uses
+};
+
+static struct stack_key key_of(const struct stacks *stacks, const struct k3_plan_shard *shard) {
+  struct stack_key key = {.stack = stacks->stack_of[shard->mapped.module], .param = (uint32_t)k3_plan_image_param(shard)};
+  for (int i = 0; i < K3_RECIPE_MAX_INDEXES; i++)
+    key.index[i] = stacks->mask[shard->mapped.module] >> i & 1 ? shard->mapped.index[i] : 0;
+  return key;
+}
+
+static bool same_stack(const void *owner, uint32_t number, const char *name, size_t nbytes) {
+  const struct stacks *stacks = owner;
+  struct stack_key key = key_of(stacks, &stacks->plan->shards[number]);
+  return nbytes == sizeof key && memcmp(&key, name, sizeof key) == 0;
+}
+
+static enum k3_status hold_against_first(const struct stacks *stacks, struct k3_findings *findings, struct k3_error *err) {
+  const struct k3_plan *plan = stacks->plan;
+  struct k3_name_set firsts = {0};
+  enum k3_status status = K3_OK;
+  for (size_t s = 0; status == K3_OK && s < plan->n_shards && s < K3_NAME_NONE; s++) {
+    const struct k3_plan_shard *shard = &plan->shards[s];
+    if (shard->mapped.module == K3_MODULE_CARRY || !plan->recipe->modules[shard->mapped.module].shard)
+      continue;
+    struct stack_key key = key_of(stacks, shard);
+    uint32_t first;
+    status = k3_name_set_add(&firsts, same_stack, stacks, (const char *)&key, sizeof key, (uint32_t)s, &first, err);
+    if (status == K3_OK && first != K3_NAME_NONE)
+      k3_plan_shards_agree(plan, &plan->shards[first], shard, findings);
+  }
+  k3_name_set_free(&firsts);
+  return status;
+}
+
+enum k3_status k3_plan_check_stacks(const struct k3_plan *plan, struct k3_findings *findings, struct k3_error *err) {
+  const struct k3_recipe *recipe = plan->recipe;
+  struct stacks stacks = {plan, k3_calloc(recipe->n_modules, sizeof *stacks.stack_of, err), k3_calloc(recipe->n_modules, 1, err)};
+  enum k3_status status = stacks.stack_of && stacks.mask ? K3_OK : K3_NO_MEMORY;
+  for (size_t m = 0; status == K3_OK && m < recipe->n_modules; m++) {
+    size_t first = 0;
+    while (strcmp(recipe->modules[first].into, recipe->modules[m].into) != 0)
+      first++;
+    stacks.stack_of[m] = (uint16_t)first;
+    for (size_t i = 0; i < recipe->n_indexes; i++) {
+      char text[4] = {'{', recipe->indexes[i].letter, '}', '\0'};
+      stacks.mask[m] |= (uint8_t)(strstr(recipe->modules[m].into, text) ? 1u << i : 0u);
+    }
+  }
+  if (status == K3_OK)
+    status = hold_against_first(&stacks, findings, err);
+  k3_free(stacks.stack_of);
+  k3_free(stacks.mask);
+  return status;
+}

@@ -83,6 +83,12 @@ done
 variant shape
 LC_ALL=C sed -i 's/"intermediate_size": 128/"intermediate_size": 192/' "$work/shape/config.json"
 refused MAP05 shape
+# Shards that do not stack: one half of a pair in another dtype. check and convert say the same.
+variant dtype
+for file in "$work"/dtype/*.safetensors; do
+  LC_ALL=C sed -i 's/\("layers\.1\.self_attn\.q_a_proj\.weight": *{"dtype": *"\)BF16"/\1F16" /' "$file"
+done
+refused MAP08 dtype
 variant mask
 LC_ALL=C sed -i 's/"mask_token_id": [0-9]*/"mask_token_id": 512/' "$work/mask/config.json"
 refused CFG20 mask
