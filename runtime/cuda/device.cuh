@@ -62,6 +62,28 @@ inline cudaError_t allow_shared(Kernel *kernel, size_t nbytes) {
   return cudaFuncSetAttribute(reinterpret_cast<const void *>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(nbytes));
 }
 
+// d[16 x 8] += a[16 x 16] * b[16 x 8] of a warp, BF16 with FP32 sums. Lane (g, t) = (lane / 4, lane % 4) holds pairs of neighbours: a[0] row g,
+// columns 2t; a[1] row g + 8; a[2], a[3] the same eight columns on; b[0] rows 2t of column g, b[1] eight rows on; d[0..1] row g, columns 2t; d[2..3]
+// row g + 8.
+__device__ inline void multiply_tiles(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+#if defined(K3_CUDA_SIM)
+  cuda_sim::MmaPayload payload;
+  for (int i = 0; i < 4; i++) {
+    payload.d[i] = d[i];
+    payload.a[i] = a[i];
+  }
+  payload.b[0] = b[0];
+  payload.b[1] = b[1];
+  cuda_sim::warp_op(kAllLanes, cuda_sim::WarpOp::mma, &payload);
+  for (int i = 0; i < 4; i++)
+    d[i] = payload.d[i];
+#else
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#endif
+}
+
 // --- activations -----------------------------------------------------------------------------------------------------------------------------------
 
 __device__ inline float to_float(float value) {

@@ -288,13 +288,14 @@ static const struct {
     {{"bf16", K3_SCHEME_BF16, K3_SECOND_NONE}, 1},
     {{"f16", K3_SCHEME_F16, K3_SECOND_NONE}, 0},
     {{"fp8-channel", K3_SCHEME_FP8_CHANNEL, K3_SECOND_NONE}, 0},
+    {{"fp8-block", K3_SCHEME_FP8_BLOCK, K3_SECOND_NONE}, 0},
     {{"fp8-block, f32 activations", K3_SCHEME_FP8_BLOCK, K3_SECOND_NONE}, 16},
     {{"nvfp4", K3_SCHEME_NVFP4, K3_SECOND_DIVIDE}, 0},
     {{"nvfp4, f32 activations", K3_SCHEME_NVFP4, K3_SECOND_MULTIPLY}, 16},
     {{"mxfp4, f32 activations", K3_SCHEME_MXFP4, K3_SECOND_NONE}, 16},
 };
 
-static const uint64_t ROWS[] = {1, 7, 40};  // one, a block, enough for the library's product
+static const uint64_t ROWS[] = {1, 7, 20, 30, 40};  // one, a block, two and four tiles, and enough for the library's product
 
 static void open_side(struct side *s, const struct test_model *model, const char *backend) {
   *s = (struct side){.m = &model->dims, .seed = 4242};
