@@ -7,11 +7,8 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT INT TERM
 sim=build/cuda_sim
 
-forward() {
-  run_test test_forward "$@"
-}
-
-run_test() {  # program, variant, environment..., -- cases
+# run PROGRAM VARIANT [SETTING=VALUE...] -- [CASE...]
+run() {
   program=$1 variant=$2
   shift 2
   settings=
@@ -20,29 +17,37 @@ run_test() {  # program, variant, environment..., -- cases
     shift
   done
   shift
-  echo "== $program $variant$settings $*"
+  out=$work/out.$variant.$program
   # shellcheck disable=SC2086
-  env K3PACK_CUDA_PLUGIN=$sim/$variant/libk3pack_cuda.so $settings timeout 600 $sim/$variant/$program "$@" >"$work/out" 2>&1 || {
-    cat "$work/out"
-    failed=1
+  env K3PACK_CUDA_PLUGIN=$sim/$variant/libk3pack_cuda.so $settings timeout 600 $sim/$variant/$program "$@" >"$out" 2>&1 || {
+    cat "$out"
+    : >"$work/failed"
   }
-  grep -E '^(warn|[0-9]+ (cases|steps))' "$work/out"
+  echo "$variant $program$settings $*: $(tail -n 1 "$out")"
 }
 
-# Every step alone.
-run_test test_steps plain -- 
-run_test test_steps asan SIM_LAZY=1 SIM_SEED=5 -- 
-run_test test_steps tsan TSAN_OPTIONS=halt_on_error=1 SIM_SEED=1 -- "f32 odd" "nvfp4, f32"
-run_test test_steps msan -- "f32 odd" "bf16" "mxfp4"
+# Every step alone; every scheme at tp 1 and 2, BF16 and NVFP4 at 4 and 8; then work put off to the first wait, threads shuffled, blocks backwards.
+plain() {
+  run test_steps plain --
+  run test_forward plain --
+  run test_forward plain SIM_LAZY=1 SIM_SEED=3 K3_TEST_MAX_TP=2 -- f32 "bf16 plain"
+  run test_forward plain SIM_SEED=2 K3_TEST_MAX_TP=2 -- "f32 causal" "nvfp4-divide with f32"
+}
 
-# Every scheme at tp 1 and 2, BF16 and NVFP4 at 4 and 8; then work put off to the first wait, threads shuffled, blocks backwards.
-forward plain -- 
-forward plain SIM_LAZY=1 SIM_SEED=3 K3_TEST_MAX_TP=2 -- f32 "bf16 plain"
-forward plain SIM_SEED=2 K3_TEST_MAX_TP=2 -- "f32 causal" "nvfp4-divide with f32"
-forward asan K3_TEST_MAX_TP=2 -- f32 bf16 f16 nvfp4-divide mxfp4 fp8-block
-forward asan SIM_LAZY=1 SIM_SEED=1 K3_TEST_MAX_TP=2 -- "bf16 plain"
-forward tsan TSAN_OPTIONS=halt_on_error=1 K3_TEST_MAX_TP=2 -- "bf16 plain" "nvfp4-divide plain" "bf16 odd"
-forward msan K3_TEST_MAX_TP=2 -- "bf16 plain" "nvfp4-divide with f32" "f32 odd"
+sanitized() {
+  run test_steps asan SIM_LAZY=1 SIM_SEED=5 --
+  run test_steps tsan TSAN_OPTIONS=halt_on_error=1 SIM_SEED=1 -- "f32 odd" "nvfp4, f32"
+  run test_steps msan -- "f32 odd" "bf16" "mxfp4"
+  run test_forward asan K3_TEST_MAX_TP=2 -- f32 bf16 f16 nvfp4-divide mxfp4 fp8-block
+  run test_forward asan SIM_LAZY=1 SIM_SEED=1 K3_TEST_MAX_TP=2 -- "bf16 plain"
+  run test_forward tsan TSAN_OPTIONS=halt_on_error=1 K3_TEST_MAX_TP=2 -- "bf16 plain" "nvfp4-divide plain" "bf16 odd"
+  run test_forward msan K3_TEST_MAX_TP=2 -- "bf16 plain" "nvfp4-divide with f32" "f32 odd"
+}
+
+plain &
+sanitized
+wait
+[ -e "$work/failed" ] && failed=1
 
 # The program as it is shipped opens the plug-in, loads an image through the pinned ring, and drafts what is golden; several ranks draft the same.
 for c in tiny_f32 tiny_bf16; do
