@@ -17,8 +17,7 @@ SIM_OPT_msan  := -O1
 # The backend without the two files that name the libraries; the runtime and the CPU backend, which it is compared with, instrumented alike.
 SIM_KERNELS := $(filter-out runtime/cuda/peers_nccl.cu,$(wildcard runtime/cuda/*.cu))
 SIM_HOST    := $(filter-out runtime/cuda/gemm_cublaslt.c,$(wildcard runtime/cuda/*.c))
-SIM_LIB     := $(wildcard base/*.c runtime/cpu/*.c) \
-  $(addprefix quant/,decode.c dot.c kernels.c kernels_scalar.c kernels_avx2.c kernels_avx512.c number.c scheme.c slice.c) \
+SIM_LIB     := $(wildcard base/*.c quant/*.c runtime/cpu/*.c) \
   $(addprefix runtime/,comm_threads.c cuda_layout.c cuda_loader.c engine.c forward.c kv_cache.c rope.c session.c weights.c)
 SIM_ENGINE  := $(wildcard tests/cuda_sim/*.cc)
 SIM_TESTS   := $(patsubst tests/kernels/%.c,%,$(wildcard tests/kernels/test_*.c))
