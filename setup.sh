@@ -48,15 +48,19 @@ install_missing() {
   fi
 }
 
-# Some tests open our files with other people's libraries. They get an environment of their own; where it cannot be made they say that they skip.
+install_python() {
+  timeout 300 build/venv/bin/python -m pip install -q --disable-pip-version-check --retries 2 "$@" >>build/venv.log 2>&1
+}
+
+# Some tests open our files with other people's libraries, and the simulator compiles with CUDA's headers. Both come from Python packages, into an
+# environment of their own; where that cannot be made the tests say that they skip.
 python_environment() {
-  [ -x build/venv/bin/python ] && build/venv/bin/python -c 'import numpy, safetensors' 2>/dev/null && return
   mkdir -p build
-  if python3 -m venv build/venv >build/venv.log 2>&1 &&
-    timeout 300 build/venv/bin/python -m pip install -q --disable-pip-version-check --retries 2 numpy safetensors >>build/venv.log 2>&1; then
-    return
-  fi
-  echo "no Python environment with numpy and safetensors (build/venv.log): the tests that need them will be skipped"
+  [ -x build/venv/bin/python ] || python3 -m venv build/venv >build/venv.log 2>&1
+  build/venv/bin/python -c 'import numpy, safetensors' 2>/dev/null || install_python numpy safetensors ||
+    echo "no Python environment with numpy and safetensors (build/venv.log): the tests that need them will be skipped"
+  sh tests/cuda_headers.sh >/dev/null || install_python 'nvidia-cuda-runtime==13.0.*' 'nvidia-cuda-crt==13.0.*' ||
+    echo "no CUDA headers (build/venv.log): the tests that need them will be skipped"
 }
 
 passed=0 failed=0 skipped=0

@@ -1,8 +1,7 @@
 # The CUDA backend without a GPU: its sources compiled by clang for the simulator (tests/cuda_sim), plain and under each sanitizer.
 #help   test-sim       the CUDA backend in the simulator: plain, ASan, TSan, MSan, seeded faults (clang 14 and CUDA's headers; no GPU)
 SIM_CLANG    ?= clang
-SIM_CUDA     := $(firstword $(wildcard $(CUDA_HOME)/include/cuda_runtime.h /usr/local/cuda/include/cuda_runtime.h))
-SIM_CUDA_INC := $(if $(SIM_CUDA),$(dir $(SIM_CUDA)))
+SIM_CUDA_INC := $(shell sh tests/cuda_headers.sh)
 SIM          := build/cuda_sim
 SIM_VARIANTS := plain asan tsan msan
 SIM_SAN_plain :=
