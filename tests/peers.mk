@@ -1,4 +1,5 @@
-#help   test-peers     our reader, encoders and exports against safetensors, compressed-tensors and ModelOpt, from PyPI into build/peers-venv
+#help   test-peers     our reader, encoders and exports against safetensors, compressed-tensors and ModelOpt, decoder layers against PyTorch, from PyPI
+#help                  into build/peers-venv
 PYTHON ?= python3
 # An interpreter that has the packages already can be given: make test-peers PEERS_PYTHON=.../python
 PEERS_PYTHON ?= build/peers-venv/bin/python
@@ -17,5 +18,6 @@ build/peers-venv/bin/python:
 test-peers: all $(B)/peers/read_headers $(PEERS_PYTHON)
 	$(PEERS_PYTHON) tests/peers/diff_safetensors.py $(B)/peers/read_headers
 	$(PEERS_PYTHON) -W ignore tests/peers/quantised.py $(B)/k3pack
+	$(PEERS_PYTHON) tests/peers/moe_layers.py $(B)/k3pack
 
 .PHONY: test-peers
