@@ -27,8 +27,9 @@ struct k3_backend_ops {
   enum k3_status (*upload)(struct k3_backend *backend, void *dst, const void *src, size_t nbytes, struct k3_error *err);
   // Backend memory to host bytes, when every step that was begun before is done.
   enum k3_status (*download)(struct k3_backend *backend, void *dst, const void *src, size_t nbytes, struct k3_error *err);
-  // (optional) Brings the weights to the device: replaces every address of shards and vectors. NULL: they are used where they lie.
-  enum k3_status (*place)(struct k3_backend *backend, struct k3_weights *weights, struct k3_progress *progress, struct k3_error *err);
+  // (optional) Brings the weights to the device, *nbytes of them: replaces every address of shards and vectors. NULL: they are used where they lie.
+  enum k3_status (*place)(struct k3_backend *backend, struct k3_weights *weights, struct k3_progress *progress, uint64_t *nbytes,
+                          struct k3_error *err);
   enum k3_status (*exec_create)(struct k3_backend *backend, const struct k3_exec_options *options, struct k3_exec **exec, struct k3_error *err);
   void (*exec_destroy)(struct k3_exec *exec);
   // (optional) Around the steps of one append or draft, for a backend that records them once and replays them.
@@ -39,6 +40,15 @@ struct k3_backend_ops {
 #define K3_BACKEND_STEP(step) enum k3_status (*step)(struct k3_exec * exec, const struct k3_##step *params, struct k3_error *err);
   K3_BACKEND_STEPS(K3_BACKEND_STEP)
 #undef K3_BACKEND_STEP
+  // For measurements (k3_measure). `mark` stands among the steps of one append or draft: when they are carried out, the time is noted as number
+  // `index`.
+  enum k3_status (*mark)(struct k3_exec *exec, size_t index, struct k3_error *err);
+  // Seconds between two marks, when everything that was begun is done.
+  enum k3_status (*elapsed)(struct k3_exec *exec, size_t first, size_t last, double *seconds, struct k3_error *err);
+  // (optional) Overwrites the device's caches, in the stream of the next call.
+  enum k3_status (*chill)(struct k3_exec *exec, void *stream, struct k3_error *err);
+  // As k3_session_bandwidth.
+  enum k3_status (*bandwidth)(struct k3_exec *exec, double *bytes_per_second, struct k3_error *err);
   const struct k3_moe_ops *moe;  // (optional) steps of the decoder layers (runtime/moe_steps.h); NULL: the backend has none
 };
 

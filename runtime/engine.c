@@ -4,6 +4,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "base/clock.h"
 #include "base/hash.h"
 #include "runtime/cuda_loader.h"
 
@@ -170,14 +171,21 @@ static enum k3_status open_image(struct k3_engine *engine, const struct k3_engin
   const struct k3_weights_source source = {engine->image, engine->slices.bytes ? &engine->slices : NULL, engine->tp_rank, engine->tp_size};
   K3_TRY(k3_weights_bind(&source, &engine->model, &options->embed_tokens, &options->lm_head, &engine->weights, err));
   engine->n_heads = engine->weights.layers[0].q_b.n_rows / (engine->model.qk_nope_head_dim + engine->model.qk_rope_head_dim);
+  const double start = k3_clock();
   K3_TRY(create_backend(engine, options, err));
+  const double started = k3_clock();
+  uint64_t load_nbytes = 0;
   if (engine->backend->ops->place) {
-    K3_TRY(engine->backend->ops->place(engine->backend, &engine->weights, options->progress, err));
+    K3_TRY(engine->backend->ops->place(engine->backend, &engine->weights, options->progress, &load_nbytes, err));
     k3_weights_link_context(&engine->weights, &engine->model);
   }
+  const double loaded = k3_clock();
   K3_TRY(prepare_rope(engine, err));
   K3_TRY(plan_reductions(engine, err));
   describe(engine);
+  engine->info.start_seconds = started - start;
+  engine->info.load_seconds = load_nbytes ? loaded - started : 0;
+  engine->info.load_nbytes = load_nbytes;
   return K3_OK;
 }
 

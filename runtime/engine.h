@@ -38,6 +38,7 @@ struct k3_engine {
 // As k3_engine_open for a whole image that is open already and outlives the engine.
 struct k3_engine *k3_engine_open_image(const struct k3_image *image, const struct k3_engine_options *options, struct k3_error *err);
 
+enum { K3_MAX_STEP_NAMES = 16 };
 struct k3_session {
   struct k3_engine *engine;
   struct k3_exec *exec;
@@ -50,7 +51,21 @@ struct k3_session {
   float *base_logits;                                // [q, V]
   float *logits_part, *logits_parts;                 // [q, V / ranks], [q, V]; with one rank NULL
   int64_t *positions, *slots, *n_keys, *ids;         // [q], [q], [max_requests], [q]
+  // Of the newest call: mark 0 at its beginning, then one after each step when steps are measured, one at its end.
+  struct k3_measure measure;
+  struct k3_step_time steps[K3_MAX_STEP_NAMES];
+  size_t n_steps;
+  unsigned char *mark_steps;  // which of `steps` each mark ends
+  size_t mark_steps_capacity, n_marks;
+  bool measured;
 };
+
+// measure.c: around a call, and after each of its steps.
+enum k3_status k3_measure_begin(struct k3_session *session, struct k3_error *err);
+enum k3_status k3_measure_end(struct k3_session *session, struct k3_error *err);
+bool k3_measure_takes(const struct k3_session *session, const char *step);
+enum k3_status k3_measure_step(struct k3_session *session, const char *step, uint64_t weight_nbytes, uint64_t activation_nbytes,
+                               struct k3_error *err);
 
 // forward.c: the two passes as lists of steps. Arguments have been checked.
 enum k3_status k3_forward_context(struct k3_session *session, const struct k3_cache *cache, const struct k3_context *context, uint64_t first_row,

@@ -53,7 +53,10 @@ struct k3_engine_info {
   enum k3_dtype activation_dtype;                // F32 or BF16: also the natural dtype of the cache
   bool has_embedding, has_head, has_confidence;  // without embedding or head a draft is refused
   uint64_t context_nbytes, draft_nbytes;         // weight bytes that one append and one draft read
-  char identity[65];                             // the image's seal, hex
+  // How long opening took: starting the backend (a device's context and libraries), then bringing the weights to its memory (none on a CPU).
+  double start_seconds, load_seconds;
+  uint64_t load_nbytes;
+  char identity[65];  // the image's seal, hex
 };
 
 // Opens an image: maps it, checks header, manifest and seal (IMG01, IMG02, IMG03), binds the weights. A tensor that is missing or has another shape
@@ -91,9 +94,6 @@ struct k3_session_options {
   uint64_t max_keys;             // longest sequence, m + T; 0: the model's limit
   int n_threads;                 // CPU; 0: one per CPU this process may run on. Results do not depend on it
   struct k3_progress *progress;  // counts weight bytes read by each call; NULL: nobody watches
-  // For measurements: called after each step of the forward with its name and the weight bytes it read. NULL: nobody measures.
-  void (*step_done)(void *step_ctx, const char *step, uint64_t weight_nbytes);
-  void *step_ctx;
 };
 struct k3_session;
 K3_API struct k3_session *k3_session_create(struct k3_engine *engine, const struct k3_session_options *options, struct k3_error *err);
@@ -129,5 +129,30 @@ struct k3_draft {
 };
 K3_API enum k3_status k3_session_draft(struct k3_session *session, const struct k3_cache *cache, const struct k3_draft *draft, void *stream,
                                        struct k3_error *err);
+
+// Measurements. On a device the times are taken in the stream, between the steps themselves: what the host does beside is not in them.
+struct k3_measure {       // all zero: nothing is measured, as in a new session
+  bool calls;             // the time of each append and draft
+  bool steps;             // the time of each of its steps too, between which a device then waits
+  bool cold;              // before each call a device's caches are overwritten, outside the time; nothing happens on a CPU
+  const char *only_step;  // calls take this step alone, on what earlier calls left, and their outputs are unspecified; NULL: all. Outlives its use
+};
+struct k3_step_time {  // all steps of one name in one call
+  const char *step;
+  uint64_t n_calls, weight_nbytes, activation_nbytes;  // what they read of the weights, and their inputs and outputs; rows of the cache not counted
+  double seconds;                                      // 0 when steps are not timed
+};
+struct k3_call_time {
+  double seconds;
+  const struct k3_step_time *steps;  // the session's, until its next call
+  size_t n_steps;
+};
+// What the following calls measure. Replaces what was set before.
+K3_API void k3_session_measure(struct k3_session *session, const struct k3_measure *measure);
+// The times of the newest append or draft that was measured; waits for it. K3_BAD_ARGUMENT when there is none.
+K3_API enum k3_status k3_session_times(struct k3_session *session, struct k3_call_time *times, struct k3_error *err);
+// What the memory gives, measured now: of a device a copy within it, read and written bytes both counted; of a CPU a plain read by the session's
+// threads.
+K3_API enum k3_status k3_session_bandwidth(struct k3_session *session, double *bytes_per_second, struct k3_error *err);
 
 #endif

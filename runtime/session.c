@@ -110,6 +110,7 @@ void k3_session_free(struct k3_session *s) {
       backend->ops->release(backend, buffers[i]);
   if (s->exec)
     backend->ops->exec_destroy(s->exec);
+  k3_free(s->mark_steps);
   k3_free(s);
 }
 
@@ -154,11 +155,16 @@ static enum k3_status tell(struct k3_session *s, enum k3_status status, struct k
 
 static enum k3_status begin(struct k3_session *s, void *stream, struct k3_error *err) {
   const struct k3_backend_ops *ops = s->engine->backend->ops;
-  return ops->begin ? ops->begin(s->exec, stream, err) : K3_OK;
+  if (s->measure.cold && ops->chill)
+    K3_TRY(ops->chill(s->exec, stream, err));
+  if (ops->begin)
+    K3_TRY(ops->begin(s->exec, stream, err));
+  return k3_measure_begin(s, err);
 }
 
 static enum k3_status end(struct k3_session *s, void *stream, struct k3_error *err) {
   const struct k3_backend_ops *ops = s->engine->backend->ops;
+  K3_TRY(k3_measure_end(s, err));
   return ops->end ? ops->end(s->exec, stream, err) : K3_OK;
 }
 

@@ -33,6 +33,7 @@ static void exec_destroy(struct k3_exec *exec) {
   k3_free(exec->maxima);
   k3_free(exec->previous);
   k3_free(exec->embeddings);
+  k3_free(exec->marks);
   k3_free(exec);
 }
 
@@ -86,7 +87,10 @@ static const struct k3_backend_ops OPS = {
 #define K3_CPU_ENTRY(step) .step = k3_cpu_##step,
     K3_BACKEND_STEPS(K3_CPU_ENTRY)
 #undef K3_CPU_ENTRY
-        .moe = &k3_cpu_moe_ops,
+        .mark = k3_cpu_mark,
+    .elapsed = k3_cpu_elapsed,
+    .bandwidth = k3_cpu_bandwidth,
+    .moe = &k3_cpu_moe_ops,
 };
 
 struct k3_backend *k3_cpu_backend_create(bool bf16, struct k3_error *err) {

@@ -23,6 +23,8 @@ struct k3_exec {
   float *embeddings;              // [max_requests, r]
   struct k3_cpu_maximum *maxima;  // [vocabulary chunks][max_requests]
   int64_t *previous;              // [max_requests]
+  double *marks;
+  size_t marks_capacity;
 };
 
 struct k3_cpu_maximum {
@@ -55,6 +57,11 @@ void k3_cpu_rope(const struct k3_exec *exec, const struct k3_rope_table *rope, i
 static inline float *k3_cpu_scratch(const struct k3_exec *exec, int worker) {
   return exec->row_scratch + (size_t)worker * exec->scratch_elems;
 }
+
+// measure.c
+enum k3_status k3_cpu_mark(struct k3_exec *exec, size_t index, struct k3_error *err);
+enum k3_status k3_cpu_elapsed(struct k3_exec *exec, size_t first, size_t last, double *seconds, struct k3_error *err);
+enum k3_status k3_cpu_bandwidth(struct k3_exec *exec, double *bytes_per_second, struct k3_error *err);
 
 // The steps, by file.
 #define K3_CPU_STEP(step) enum k3_status k3_cpu_##step(struct k3_exec *exec, const struct k3_##step *p, struct k3_error *err);

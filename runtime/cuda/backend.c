@@ -75,19 +75,24 @@ static void destroy(struct k3_backend *base) {
   k3_free(backend);
 }
 
-static const struct k3_backend_ops OPS = {.destroy = destroy,
-                                          .alloc = alloc,
-                                          .release = release,
-                                          .upload = upload,
-                                          .download = download,
-                                          .place = k3_cuda_place,
-                                          .exec_create = k3_cuda_exec_create,
-                                          .exec_destroy = k3_cuda_exec_destroy,
-                                          .begin = k3_cuda_begin,
-                                          .end = k3_cuda_end,
+static const struct k3_backend_ops OPS = {
+    .destroy = destroy,
+    .alloc = alloc,
+    .release = release,
+    .upload = upload,
+    .download = download,
+    .place = k3_cuda_place,
+    .exec_create = k3_cuda_exec_create,
+    .exec_destroy = k3_cuda_exec_destroy,
+    .begin = k3_cuda_begin,
+    .end = k3_cuda_end,
 #define K3_CUDA_ENTRY(step) .step = k3_cuda_##step,
-                                          K3_BACKEND_STEPS(K3_CUDA_ENTRY)
+    K3_BACKEND_STEPS(K3_CUDA_ENTRY)
 #undef K3_CUDA_ENTRY
+        .mark = k3_cuda_mark_step,
+    .elapsed = k3_cuda_elapsed,
+    .chill = k3_cuda_chill,
+    .bandwidth = k3_cuda_bandwidth,
 };
 
 // A driver, the device, and a device that the kernels were compiled for.

@@ -55,6 +55,11 @@ struct k3_exec {
   struct k3_cuda_peers *peers;  // NULL with one rank
   uint64_t half_nbytes;         // the window: two halves that sums take in turns, then the rank's logits
   unsigned n_sums;              // which half is next: its last bit
+  // Measurements.
+  cudaEvent_t *marks;
+  size_t n_marks, marks_capacity;
+  void *chilled;  // what takes the place of everything in the device's cache
+  size_t chilled_nbytes;
 };
 
 // Says which device call failed; memory failures with what was needed and what is free. Returns K3_OK for cudaSuccess.
@@ -65,7 +70,8 @@ enum k3_status k3_cuda_alloc(size_t nbytes, void **memory, struct k3_error *err)
 enum k3_status k3_cuda_use(const struct k3_cuda_backend *backend, struct k3_error *err);
 
 // place.c
-enum k3_status k3_cuda_place(struct k3_backend *backend, struct k3_weights *weights, struct k3_progress *progress, struct k3_error *err);
+enum k3_status k3_cuda_place(struct k3_backend *backend, struct k3_weights *weights, struct k3_progress *progress, uint64_t *loaded_nbytes,
+                             struct k3_error *err);
 
 // exec.c
 enum k3_status k3_cuda_exec_create(struct k3_backend *backend, const struct k3_exec_options *options, struct k3_exec **exec, struct k3_error *err);
@@ -77,7 +83,8 @@ enum k3_status k3_cuda_grow(void *memory_ptr, size_t *capacity, size_t nbytes, s
 
 // X(name): one kind of launch, struct k3_cuda_<name> and k3_cuda_launch_<name>.
 #define K3_CUDA_LAUNCHES(X) \
-  X(linear) X(dequantise) X(gemm) X(join) X(add_norm) X(insert) X(begin) X(gate) X(export) X(absorb) X(attention) X(markov) X(reduce) X(gather)
+  X(linear)                 \
+  X(dequantise) X(gemm) X(join) X(add_norm) X(insert) X(begin) X(gate) X(export) X(absorb) X(attention) X(markov) X(reduce) X(gather) X(mark)
 enum k3_cuda_launch_kind {
 #define K3_CUDA_LAUNCH_ENUM(name) K3_CUDA_LAUNCH_##name,
   K3_CUDA_LAUNCHES(K3_CUDA_LAUNCH_ENUM)
@@ -86,6 +93,16 @@ enum k3_cuda_launch_kind {
 // Appends a launch with zeroed params, to be filled field by field (a struct's copy would bring its padding); NULL and *err when memory fails. The
 // address is good until the next call.
 void *k3_cuda_record(struct k3_exec *exec, enum k3_cuda_launch_kind kind, size_t nbytes, struct k3_error *err);
+
+// measure.c
+struct k3_cuda_mark {
+  cudaEvent_t event;
+};
+cudaError_t k3_cuda_launch_mark(const struct k3_cuda_mark *p, cudaStream_t stream);
+enum k3_status k3_cuda_mark_step(struct k3_exec *exec, size_t index, struct k3_error *err);
+enum k3_status k3_cuda_elapsed(struct k3_exec *exec, size_t first, size_t last, double *seconds, struct k3_error *err);
+enum k3_status k3_cuda_chill(struct k3_exec *exec, void *stream, struct k3_error *err);
+enum k3_status k3_cuda_bandwidth(struct k3_exec *exec, double *bytes_per_second, struct k3_error *err);
 
 // steps.c
 #define K3_CUDA_STEP(step) enum k3_status k3_cuda_##step(struct k3_exec *exec, const struct k3_##step *p, struct k3_error *err);

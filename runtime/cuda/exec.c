@@ -140,9 +140,12 @@ void k3_cuda_exec_destroy(struct k3_exec *exec) {
   cudaDeviceSynchronize();
   for (int i = 0; i < K3_CUDA_MAX_GRAPHS; i++)
     drop_graph(&exec->graphs[i]);
-  void *const scratch[] = {exec->maxima, exec->tickets, exec->partial_latents, exec->partial_sums, exec->panel};
+  void *const scratch[] = {exec->maxima, exec->tickets, exec->partial_latents, exec->partial_sums, exec->panel, exec->chilled};
   for (size_t i = 0; i < sizeof scratch / sizeof scratch[0]; i++)
     cudaFree(scratch[i]);
+  for (size_t i = 0; i < exec->n_marks; i++)
+    cudaEventDestroy(exec->marks[i]);
+  k3_free(exec->marks);
   k3_cuda_peers_destroy(exec->peers);
   if (exec->stream)
     cudaStreamDestroy(exec->stream);

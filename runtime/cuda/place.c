@@ -324,7 +324,8 @@ static enum k3_status pump(struct placing *p, struct ring *ring, struct k3_progr
   return k3_cuda_check(cudaStreamSynchronize(p->backend->stream), "copying weights", err);
 }
 
-enum k3_status k3_cuda_place(struct k3_backend *base, struct k3_weights *weights, struct k3_progress *progress, struct k3_error *err) {
+enum k3_status k3_cuda_place(struct k3_backend *base, struct k3_weights *weights, struct k3_progress *progress, uint64_t *loaded_nbytes,
+                             struct k3_error *err) {
   struct placing p = {.backend = (struct k3_cuda_backend *)base, .weights = weights, .collecting = true, .err = err};
   struct ring ring = {0};
   void *arena = NULL;
@@ -341,6 +342,7 @@ enum k3_status k3_cuda_place(struct k3_backend *base, struct k3_weights *weights
   k3_progress_start(progress, "loading weights", nbytes);
   K3_TRY_GOTO(status, out, pump(&p, &ring, progress, err));
   k3_progress_finish(progress);
+  *loaded_nbytes = nbytes;
   p.collecting = false;
   status = visit_all(&p);
 out:

@@ -63,6 +63,26 @@ for c in tiny_f32 tiny_bf16; do
   done
 done
 
+# Timings come from the device: bench replays every step alone and whole calls, cold and warm, and reports loading apart from starting CUDA.
+K3PACK_CUDA_PLUGIN=$sim/plain/libk3pack_cuda.so "$build/k3pack" bench "$work/tiny_bf16.k3p" --backend cuda --context 10 --requests 2 --runs 5 --json \
+  >"$work/bench" 2>"$work/out" && python3 - "$work/bench" <<'PY' || {
+import json, sys
+told = json.load(open(sys.argv[1]))
+names = [s["step"] for s in told["steps"]]
+assert names == ["combine", "context_insert", "block_begin", "reduce_add_norm", "latents", "query", "attend", "project", "mlp", "logits", "markov"], names
+for s in told["steps"] + [told["append"], told["draft"]]:
+    assert s["nbytes"] > s["weight_nbytes"] >= 0 and s["calls"] > 0, s
+    for state in ("cold", "warm"):
+        assert 0 < s[state]["p10_seconds"] <= s[state]["median_seconds"] <= s[state]["p90_seconds"], s
+assert sum(s["weight_nbytes"] for s in told["steps"]) == told["context_nbytes"] + told["draft_nbytes"]
+assert told["requests"] == 2 and told["context_rows"] == 20 and told["bandwidth"] > 0
+assert told["load_nbytes"] > told["draft_nbytes"] and told["load_seconds"] > 0 and told["reload_seconds"] > 0 and told["start_seconds"] > 0
+PY
+  cat "$work/out"
+  echo "FAILED: k3pack bench --backend cuda"
+  failed=1
+}
+
 # What is missing is said with exit 5: device, driver, memory, plug-in.
 refuses() {  # text, environment...
   text=$1

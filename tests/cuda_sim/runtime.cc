@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include <chrono>
 #include <deque>
 #include <mutex>
 #include <vector>
@@ -26,6 +27,7 @@ struct CUstream_st {
 struct CUevent_st {
   CUstream_st *stream = nullptr;
   size_t position = 0;  // in the stream's whole history
+  double seconds = -1;  // when it was reached; below 0: never
 };
 
 namespace cuda_sim {
@@ -176,6 +178,7 @@ cudaError_t cudaSetDevice(int device) {
 cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int) {
   switch (attribute) {
     case cudaDevAttrComputeCapabilityMajor: *value = 9; return cudaSuccess;
+    case cudaDevAttrL2CacheSize: *value = 1 << 20; return cudaSuccess;
     case cudaDevAttrMultiProcessorCount: *value = setting("SIM_PROCESSORS", 4); return cudaSuccess;
     default: return cudaErrorInvalidValue;
   }
@@ -258,14 +261,37 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned) {
 }
 
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  if (event->stream)  // what still waits in it would note the time
+    run_until(event->stream, event->position);
   delete event;
   return cudaSuccess;
+}
+
+static Work note_time(cudaEvent_t event) {
+  return [event] {
+    event->seconds = std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+    return cudaSuccess;
+  };
 }
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t handle) {
   CUstream_st *stream = stream_of(handle);
   event->stream = stream;
-  event->position = stream->n_done + stream->queue.size();
+  event->position = stream->n_done + stream->queue.size() + 1;
+  return add(stream, note_time(event));
+}
+
+// With the flag the event is a node of the graph that is being captured, and without a capture an error, as on a device.
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t handle, unsigned flags) {
+  if ((stream_of(handle)->capture != nullptr) != (flags == cudaEventRecordExternal))
+    return sticky_error = cudaErrorInvalidValue;
+  return flags == cudaEventRecordExternal ? add(handle, note_time(event)) : cudaEventRecord(event, handle);
+}
+
+cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t first, cudaEvent_t last) {
+  if (first->seconds < 0 || last->seconds < 0)
+    return sticky_error = cudaErrorInvalidResourceHandle;
+  *milliseconds = static_cast<float>(1e3 * (last->seconds - first->seconds));
   return cudaSuccess;
 }
 

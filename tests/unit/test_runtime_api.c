@@ -447,15 +447,19 @@ static void watch(void *ctx, const char *what, uint64_t done, uint64_t total) {
   w->last_done = done;
 }
 
-struct counted {
-  uint64_t nbytes, n_steps;
-};
-
-static void count_step(void *ctx, const char *step, uint64_t weight_nbytes) {
-  struct counted *c = ctx;
-  assert_non_null(step);
-  c->nbytes += weight_nbytes;
-  c->n_steps++;
+// Sums over the steps of the newest call; the call's own time comes back.
+static double summed_times(struct rig *r, uint64_t *weight_nbytes, uint64_t *n_calls, double *step_seconds) {
+  struct k3_call_time times;
+  assert_int_equal(k3_session_times(r->session, &times, NULL), K3_OK);
+  *weight_nbytes = *n_calls = 0;
+  *step_seconds = 0;
+  for (size_t i = 0; i < times.n_steps; i++) {
+    *weight_nbytes += times.steps[i].weight_nbytes;
+    *n_calls += times.steps[i].n_calls;
+    *step_seconds += times.steps[i].seconds;
+    assert_true(times.steps[i].activation_nbytes > 0);
+  }
+  return times.seconds;
 }
 
 // Progress shown while it works: a draft counts exactly the weight bytes it promises, and so do the steps that a measurement sees.
@@ -464,28 +468,65 @@ static void test_progress_and_steps(void **state) {
   struct rig r;
   rig_open(&r, &TINY_BF16);
   struct watched watched = {0};
-  struct counted counted = {0};
   struct k3_progress progress = {.fn = watch, .ctx = &watched};
-  struct k3_session_options options = {.max_requests = r.n_requests,
-                                       .max_context_rows = 8,
-                                       .max_keys = 64,
-                                       .n_threads = 2,
-                                       .progress = &progress,
-                                       .step_done = count_step,
-                                       .step_ctx = &counted};
+  struct k3_session_options options = {.max_requests = r.n_requests, .max_context_rows = 8, .max_keys = 64, .n_threads = 2, .progress = &progress};
   k3_session_free(r.session);
   r.session = k3_session_create(r.engine, &options, NULL);
   assert_non_null(r.session);
+  struct k3_call_time times;
+  assert_int_equal(k3_session_times(r.session, &times, NULL), K3_BAD_ARGUMENT);
+  k3_session_measure(r.session, &(struct k3_measure){.steps = true});
   rig_append(&r);
-  const uint64_t n_passes = (r.n_rows + 7) / 8;
-  assert_int_equal(progress.done, n_passes * k3_engine_info(r.engine)->context_nbytes);
-  assert_int_equal(watched.total, n_passes * k3_engine_info(r.engine)->context_nbytes);
-  assert_int_equal(counted.nbytes, n_passes * k3_engine_info(r.engine)->context_nbytes);
-  counted = (struct counted){0};
+  const uint64_t n_passes = (r.n_rows + 7) / 8, context_nbytes = k3_engine_info(r.engine)->context_nbytes;
+  uint64_t nbytes, n_calls;
+  double seconds, step_seconds;
+  assert_int_equal(progress.done, n_passes * context_nbytes);
+  assert_int_equal(watched.total, n_passes * context_nbytes);
+  seconds = summed_times(&r, &nbytes, &n_calls, &step_seconds);
+  assert_int_equal(nbytes, n_passes * context_nbytes);
+  assert_int_equal(n_calls, 2 * n_passes);
+  assert_true(seconds > 0 && step_seconds > 0.999 * seconds && step_seconds < 1.001 * seconds);  // every moment belongs to a step
   rig_draft(&r, NULL);
   assert_int_equal(progress.done, k3_engine_info(r.engine)->draft_nbytes);
-  assert_int_equal(counted.nbytes, k3_engine_info(r.engine)->draft_nbytes);
-  assert_true(watched.n_calls > 0 && watched.last_done == watched.total && counted.n_steps > 10);
+  summed_times(&r, &nbytes, &n_calls, &step_seconds);
+  assert_int_equal(nbytes, k3_engine_info(r.engine)->draft_nbytes);
+  assert_true(watched.n_calls > 0 && watched.last_done == watched.total && n_calls > 10);
+  rig_close(&r);
+}
+
+// A measurement of whole calls has no times of steps, one of a step alone takes no other, and one that ends leaves a session as new.
+static void test_measure(void **state) {
+  (void)state;
+  struct rig r;
+  uint64_t nbytes, n_calls;
+  double seconds, step_seconds;
+  struct k3_call_time times;
+  rig_open(&r, &TINY_BF16);
+  rig_append(&r);
+  rig_draft(&r, NULL);
+  int64_t ids[64];
+  const uint64_t n_ids = r.n_requests * k3_engine_info(r.engine)->block_width;
+  assert_true(n_ids <= 64);
+  memcpy(ids, r.draft_ids, n_ids * sizeof *ids);
+  k3_session_measure(r.session, &(struct k3_measure){.calls = true, .cold = true});
+  rig_draft(&r, NULL);
+  seconds = summed_times(&r, &nbytes, &n_calls, &step_seconds);
+  assert_true(seconds > 0 && step_seconds == 0);
+  assert_int_equal(nbytes, k3_engine_info(r.engine)->draft_nbytes);
+  memset(r.draft_ids, 0xff, n_ids * sizeof *ids);
+  k3_session_measure(r.session, &(struct k3_measure){.calls = true, .only_step = "mlp"});
+  rig_draft(&r, NULL);
+  assert_int_equal(k3_session_times(r.session, &times, NULL), K3_OK);
+  assert_true(times.seconds > 0 && times.n_steps == 1 && strcmp(times.steps[0].step, "mlp") == 0);
+  assert_int_equal(times.steps[0].n_calls, k3_engine_info(r.engine)->n_layers);
+  assert_int_equal(r.draft_ids[0], -1);  // the Markov loop was left out
+  k3_session_measure(r.session, &(struct k3_measure){0});
+  rig_draft(&r, NULL);
+  assert_memory_equal(r.draft_ids, ids, n_ids * sizeof *ids);
+  assert_int_equal(k3_session_times(r.session, &times, NULL), K3_BAD_ARGUMENT);
+  double bandwidth;
+  assert_int_equal(k3_session_bandwidth(r.session, &bandwidth, NULL), K3_OK);
+  assert_true(bandwidth > 1e7);
   rig_close(&r);
 }
 
@@ -740,6 +781,7 @@ int main(void) {
       cmocka_unit_test(test_fp8_scale_is_undone),
       cmocka_unit_test(test_no_allocation_in_a_step),
       cmocka_unit_test(test_progress_and_steps),
+      cmocka_unit_test(test_measure),
       cmocka_unit_test(test_failing_memory),
       cmocka_unit_test(test_clamps),
       cmocka_unit_test(test_refusals),
