@@ -168,13 +168,14 @@ int k3_cmd_run(struct k3_cli *cli, int argc, char **argv) {
   static const char default_emit[] = "draft_ids,confidence";
   const char *input = NULL, *output = NULL, *emit = default_emit, *layers = NULL, *taps = NULL;
   struct k3_drafter_options drafter = {.tp = 1};
-  bool force = false;
+  bool force = false, sequence_parallel = false;
   const struct k3_option options[] = {
       {"input", 'i', K3_OPT_TEXT, "IN", "the scenario", &input},
       {"output", 'o', K3_OPT_TEXT, "OUT", "where the results go", &output},
       {"emit", 0, K3_OPT_TEXT, "LIST", "outputs, separated by commas, or all (default draft_ids,confidence)", &emit},
       {"layers", 0, K3_OPT_TEXT, "I..J", "run these decoder layers instead of a drafter", &layers},
       {"taps", 0, K3_OPT_TEXT, "LIST", "with --layers: the residual stream after so many layers of the model, separated by commas", &taps},
+      {"sequence-parallel", 0, K3_OPT_FLAG, NULL, "with --layers and --tp: norms and experts on each rank's own rows", &sequence_parallel},
       K3_DRAFTER_OPTIONS(drafter),
       {"force", 'f', K3_OPT_FLAG, NULL, "replace an existing output", &force},
       {0},
@@ -190,6 +191,8 @@ int k3_cmd_run(struct k3_cli *cli, int argc, char **argv) {
     return k3_cli_usage(cli, "--layers runs on the CPU and goes with neither --emit nor --block");
   if (taps && !layers)
     return k3_cli_usage(cli, "--taps goes with --layers");
+  if (sequence_parallel && !layers)
+    return k3_cli_usage(cli, "--sequence-parallel goes with --layers");
   if (!parse_emit(emit, &wanted, word, sizeof word))
     return k3_cli_usage(cli, "--emit: there is no output \"%s\"", word);
   struct k3_file_id in_id, out_id, image_id;
@@ -206,9 +209,14 @@ int k3_cmd_run(struct k3_cli *cli, int argc, char **argv) {
       return k3_cli_usage(cli, "the output is one of the inputs");
   }
   if (layers)
-    return k3_run_layers(
-        cli, &(struct k3_run_layers){
-                 .image = cli->operands[0], .input = input, .output = output, .layers = layers, .taps = taps, .tp = drafter.tp, .force = force});
+    return k3_run_layers(cli, &(struct k3_run_layers){.image = cli->operands[0],
+                                                      .input = input,
+                                                      .output = output,
+                                                      .layers = layers,
+                                                      .taps = taps,
+                                                      .tp = drafter.tp,
+                                                      .sequence_parallel = sequence_parallel,
+                                                      .force = force});
   struct k3_mapping mapping = {0};
   struct k3_scenario scenario = {0};
   struct k3_drafts drafts = {0};

@@ -36,7 +36,7 @@ struct run {
   // Rank 0's outputs, [n, H].
   float *hidden, *residual, *final, *tapped[MAX_TAPS];
   bool has_final;
-  uint64_t n_deferred, n_immediate;
+  uint64_t n_deferred, n_immediate, n_scattered, n_gathered;
 };
 
 // ---- arguments ----
@@ -169,6 +169,7 @@ static enum k3_status run_rank(void *ctx, int rank, struct k3_engine *none, stru
                                          .tp_size = (uint32_t)run->ranks.n,
                                          .comm = run->ranks.comms ? run->ranks.comms[rank] : NULL,
                                          .tap = K3_TAP_BEHIND_NORM,
+                                         .sequence_parallel = run->options->sequence_parallel,
                                          .taps = run->taps,
                                          .n_taps = run->n_taps,
                                          .n_threads = threads_of_rank(run),
@@ -190,6 +191,8 @@ static enum k3_status run_rank(void *ctx, int rank, struct k3_engine *none, stru
     run->has_final = moe->final_norm.data != NULL;
     run->n_deferred = moe->plan.n_deferred;
     run->n_immediate = moe->plan.n_immediate;
+    run->n_scattered = moe->plan.n_scattered;
+    run->n_gathered = moe->plan.n_gathered;
     rows.out_hidden = run->hidden;
     rows.out_residual = run->residual;
     rows.out_final = run->final;
@@ -306,11 +309,17 @@ static int show(struct run *run) {
     k3_jsonw_u64(&json, "tp", run->options->tp);
     k3_jsonw_u64(&json, "reductions_deferred", run->n_deferred);
     k3_jsonw_u64(&json, "reductions_immediate", run->n_immediate);
+    k3_jsonw_u64(&json, "reductions_scattered", run->n_scattered);
+    k3_jsonw_u64(&json, "gathers", run->n_gathered);
     return k3_cli_json_end(cli, &json, 0);
   }
-  if (!cli->quiet)
-    printf("layers %llu..%llu on %llu rows, %llu ranks: %llu sums deferred into norms, %llu at once\n", first, last, n,
-           (unsigned long long)run->options->tp, (unsigned long long)run->n_deferred, (unsigned long long)run->n_immediate);
+  if (cli->quiet)
+    return 0;
+  printf("layers %llu..%llu on %llu rows, %llu ranks: %llu sums deferred into norms, %llu at once", first, last, n,
+         (unsigned long long)run->options->tp, (unsigned long long)run->n_deferred, (unsigned long long)run->n_immediate);
+  if (run->n_scattered > 0)
+    printf(", %llu scattered by rows and gathered %llu times", (unsigned long long)run->n_scattered, (unsigned long long)run->n_gathered);
+  printf("\n");
   return 0;
 }
 

@@ -9,6 +9,7 @@ struct k3_run_layers {
   const char *layers;  // "I..J" or "I"
   const char *taps;    // "0,2,4", or NULL
   uint64_t tp;
+  bool sequence_parallel;
   bool force;
 };
 

@@ -290,8 +290,11 @@ static enum k3_status add_sum(struct deriver *d, size_t s) {
   d->plan->n_immediate += action == IMMEDIATE;
   d->plan->n_scattered += action == SCATTERED;
   d->sharded |= action == SCATTERED;
-  if (!sum->norm)
-    return add_step(d, (struct k3_flow){.kind = K3_FLOW_OUTPUT, .name = "", .layer = sum->layer, .rule = "D9"});
+  if (!sum->norm) {
+    const enum k3_gather whole = d->sharded ? K3_GATHER_INPUT : K3_GATHER_NONE;
+    d->sharded = false;
+    return add_step(d, (struct k3_flow){.kind = K3_FLOW_OUTPUT, .name = "", .layer = sum->layer, .rule = "D9", .gather = whole});
+  }
   K3_TRY(cross_over(d, sum, false));
   // Between sharded layers only the norm's output is gathered, for the attention; leaving them, the stream itself.
   enum k3_gather gather = K3_GATHER_NONE;

@@ -81,7 +81,7 @@ struct k3_flow {
   enum k3_addend addend;
   // What the plan orders.
   enum k3_reduce reduce;  // START, PRODUCE: at once; NORM: of the branch before it is added; TAP: of its own copy
-  enum k3_gather gather;  // NORM; a TAP gathers with INPUT
+  enum k3_gather gather;  // NORM; a TAP and an OUTPUT gather with INPUT
 };
 
 struct k3_reduction_plan {
@@ -97,7 +97,8 @@ typedef bool (*k3_module_exists_fn)(void *ctx, const char *module);
 // The stack of a manifest's reductions map: for every {i} the producers that exist, in the map's order, and the first of a norm's alternatives
 // (separated by " | ") that exists. A branch whose norm lies in its own layer is an attention, one with ".experts" or "moe" in its name an MoE. IMG01
 // when no alternative exists. On failure *stack is empty. The manifest's strings are copied.
-//   n_layers  the layers of the model itself, K3_ALL_LAYERS if nothing else carries layer names; those behind are prediction (MTP) blocks, each a stream
+//   n_layers  the layers of the model itself, K3_ALL_LAYERS if nothing else carries layer names; those behind are prediction (MTP) blocks, each a
+//   stream
 //             of its own, whose output something else than a norm reads
 #define K3_ALL_LAYERS UINT64_MAX
 enum k3_status k3_stack_from_map(const struct k3_manifest_pair *map, size_t n_map, uint64_t n_layers, k3_module_exists_fn exists, void *ctx,

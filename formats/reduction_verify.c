@@ -110,7 +110,11 @@ static enum k3_status follow(struct walk *w, const struct k3_flow *step) {
     case K3_FLOW_OUTPUT:
       if (w->branch == PARTIAL)
         FAIL(w, K3_RED01, "a reduction before it", "one rank's part of the sum of %s is handed out", producer_name(w));
+      if ((w->stream_on_rows || w->branch_on_rows) != (step->gather != K3_GATHER_NONE))
+        FAIL(w, step->gather == K3_GATHER_NONE ? K3_RED01 : K3_RED02, "an all-gather of what is one rank's rows", "it %s",
+             step->gather == K3_GATHER_NONE ? "hands out one rank's rows" : "gathers rows that every rank has");
       w->branch = NO_BRANCH;
+      w->stream_on_rows = w->branch_on_rows = false;
       return K3_OK;
   }
   return K3_OK;

@@ -16,6 +16,12 @@ struct k3_comm_ops {
   //   values  [n], n alike on all ranks (0 is fine), in the memory of the backend
   //   stream  NULL on a CPU
   enum k3_status (*all_reduce)(struct k3_comm *comm, const char *step, float *values, uint64_t n, void *stream, struct k3_error *err);
+  // dst[i] = the FP32 sum over the ranks of values[rank * n + i], added in rank order: each rank's part of what an all-reduce would give, bit for
+  // bit.
+  //   values  [size * n], left as it is but for what dst overlaps
+  //   dst     [n]; may be values + rank * n, else it must not lie in values
+  enum k3_status (*reduce_scatter)(struct k3_comm *comm, const char *step, const float *values, uint64_t n, float *dst, void *stream,
+                                   struct k3_error *err);
   // dst receives the ranks' nbytes bytes one after another, in rank order. src must not lie in dst.
   enum k3_status (*all_gather)(struct k3_comm *comm, const char *step, const void *src, uint64_t nbytes, void *dst, void *stream,
                                struct k3_error *err);

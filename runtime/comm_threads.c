@@ -10,7 +10,7 @@
 
 typedef unsigned long long ull;  // for %llu
 
-enum kind { ALL_REDUCE, ALL_GATHER };
+enum kind { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER };
 
 // What a rank has published: where it stands and what it brings.
 struct seat {
@@ -43,7 +43,7 @@ static struct comm_threads *self_of(struct k3_comm *comm) {
 }
 
 static const char *kind_name(enum kind kind) {
-  return kind == ALL_REDUCE ? "all-reduce" : "all-gather";
+  return kind == ALL_REDUCE ? "all-reduce" : kind == REDUCE_SCATTER ? "reduce-scatter" : "all-gather";
 }
 
 // Notes the first failure; the mutex is held.
@@ -189,6 +189,24 @@ static enum k3_status all_reduce(struct k3_comm *comm, const char *step, float *
   return K3_OK;
 }
 
+// Part r of every rank's values is read by rank r alone, which is why its own may be overwritten.
+static enum k3_status reduce_scatter(struct k3_comm *comm, const char *step, const float *values, uint64_t n, float *dst, void *stream,
+                                     struct k3_error *err) {
+  struct comm_threads *self = self_of(comm);
+  (void)stream;
+  K3_TRY(begin_step(self, REDUCE_SCATTER, step, values, n, err));
+  const struct seat *seats = self->group->seats;
+  const uint64_t size = (uint64_t)comm->size, first = (uint64_t)comm->rank * n;
+  for (uint64_t i = 0; i < n; i++) {
+    float sum = ((const float *)seats[0].data)[first + i];
+    for (uint64_t r = 1; r < size; r++)
+      sum += ((const float *)seats[r].data)[first + i];
+    dst[i] = sum;
+  }
+  end_step(self);
+  return K3_OK;
+}
+
 static enum k3_status all_gather(struct k3_comm *comm, const char *step, const void *src, uint64_t nbytes, void *dst, void *stream,
                                  struct k3_error *err) {
   struct comm_threads *self = self_of(comm);
@@ -231,7 +249,8 @@ static void destroy(struct k3_comm *comm) {
   k3_free(comm);
 }
 
-static const struct k3_comm_ops OPS = {.all_reduce = all_reduce, .all_gather = all_gather, .abort = leave, .destroy = destroy};
+static const struct k3_comm_ops OPS = {
+    .all_reduce = all_reduce, .reduce_scatter = reduce_scatter, .all_gather = all_gather, .abort = leave, .destroy = destroy};
 
 enum k3_status k3_comm_threads_create(int size, double bound_seconds, struct k3_comm **comms, struct k3_error *err) {
   pthread_condattr_t attributes;

@@ -23,6 +23,9 @@ struct k3_moe_options {
   enum k3_tap_rule tap;
   const uint64_t *taps;  // [n_taps] tap k: the residual stream after k layers of the model, first_layer .. first_layer + n_layers
   size_t n_taps;
+  // Experts work on a rank's own rows, if the plan allows it (several ranks, one stage): the attention's sum is scattered by rows, norms and experts
+  // take their share of them, and what the next attention reads is gathered. Every rank then holds the experts whole, of a whole image.
+  bool sequence_parallel;
   bool whole_moe;                // the experts' kernel returns whole sums, as one with all-to-all does
   int n_threads;                 // 0: one per CPU. Results do not depend on it
   struct k3_progress *progress;  // weight bytes read; may be NULL
@@ -57,8 +60,8 @@ struct k3_moe {
   struct k3_arena arena;
 };
 
-// Binds the range's layers from an image (IMG01, PCK05) and derives and verifies the plan. The images outlive the layers. K3_BAD_ARGUMENT: a range or
-// a tap outside the model. NULL and *err on failure.
+// Derives and verifies the plan and binds the range's layers from an image (IMG01, PCK05). The images outlive the layers. K3_BAD_ARGUMENT: a range or
+// a tap outside the model. K3_UNSUPPORTED: sequence parallel experts of a folder that has them cut. NULL and *err on failure.
 struct k3_moe *k3_moe_open(const struct k3_weights_source *source, const struct k3_moe_options *options, struct k3_error *err);
 void k3_moe_free(struct k3_moe *moe);  // NULL is a no-op
 

@@ -94,8 +94,12 @@ static enum k3_status stack_of_range(struct k3_moe *moe, const struct k3_weights
 static enum k3_status make_plan(struct k3_moe *moe, const struct k3_weights_source *source, struct k3_error *err) {
   const struct k3_moe_options *o = &moe->options;
   K3_TRY(o->first_layer >= moe->model.n_layers ? stack_of_block(moe, err) : stack_of_range(moe, source, err));
-  for (size_t s = 0; s < moe->stack.n_sums; s++)
-    moe->stack.sums[s].returns_whole = o->whole_moe && moe->stack.sums[s].kind == K3_SUM_MOE;
+  for (size_t s = 0; s < moe->stack.n_sums; s++) {
+    if (moe->stack.sums[s].kind == K3_SUM_MOE) {
+      moe->stack.sums[s].returns_whole = o->whole_moe;
+      moe->stack.sums[s].sequence_parallel = o->sequence_parallel;
+    }
+  }
   uint64_t *layers = k3_arena_alloc(&moe->arena, (o->n_taps + 1) * sizeof *layers, err);
   if (!layers)
     return K3_NO_MEMORY;
@@ -176,8 +180,8 @@ static enum k3_status open_layers(struct k3_moe *moe, const struct k3_weights_so
   K3_TRY(k3_moe_model_from_json(json, strlen(json), NULL, &moe->model, err));
   K3_TRY(check_options(moe, err));
   K3_TRY(copy_taps(moe, err));
-  K3_TRY(k3_moe_bind(moe, source, err));
   K3_TRY(make_plan(moe, source, err));
+  K3_TRY(k3_moe_bind(moe, source, err));
   moe->backend = k3_cpu_backend_create(moe->bf16, err);
   return moe->backend ? prepare_rope(moe, err) : K3_NO_MEMORY;
 }
@@ -323,6 +327,13 @@ static enum k3_status prepare(struct k3_moe_pass *pass, struct k3_error *err) {
   const struct k3_moe_options *o = &pass->moe->options;
   struct buffer buffers[N_BUFFERS];
   K3_TRY(sort_rows(pass, err));
+  pass->n_each = pass->n_rows / o->tp_size + (pass->n_rows % o->tp_size != 0);
+  pass->own_first = o->tp_rank * pass->n_each;
+  if (pass->own_first < pass->n_rows)
+    pass->n_own = pass->n_rows - pass->own_first < pass->n_each ? pass->n_rows - pass->own_first : pass->n_each;
+  uint64_t n_padded;
+  if (!k3_mul_u64(o->tp_size, pass->n_each, &n_padded))
+    return k3_fail_memory(err, SIZE_MAX);
   const struct k3_exec_options options = {.max_rows = pass->n_rows,
                                           .max_requests = 1,
                                           .max_keys = pass->longest,
@@ -335,7 +346,7 @@ static enum k3_status prepare(struct k3_moe_pass *pass, struct k3_error *err) {
   list_buffers(pass, buffers);
   for (int i = 0; i < N_BUFFERS; i++) {
     uint64_t nbytes;
-    if (!k3_mul_u64(pass->n_rows, buffers[i].width * buffers[i].elem_nbytes, &nbytes) || nbytes > SIZE_MAX)
+    if (!k3_mul_u64(n_padded, buffers[i].width * buffers[i].elem_nbytes, &nbytes) || nbytes > SIZE_MAX)
       return k3_fail(err, K3_BAD_ARGUMENT, K3_RULE_NONE, NULL, NULL, "fewer rows", "%llu rows are too many", (ull)pass->n_rows);
     K3_TRY(backend->ops->alloc(backend, nbytes, buffers[i].field, err));
   }

@@ -7,7 +7,7 @@
 
 #define K3_MOE_FINAL_NORM "model.norm"
 
-// moe_weights.c: layers, norms, head counts and bf16 of *moe.
+// moe_weights.c: layers, norms, head counts and bf16 of *moe, whose plan says which experts a rank holds whole.
 enum k3_status k3_moe_bind(struct k3_moe *moe, const struct k3_weights_source *source, struct k3_error *err);
 // "model.layers.3", or the name of a prediction block.
 void k3_moe_layer_name(const struct k3_moe_model *model, uint64_t layer, char *dst, size_t capacity);
@@ -21,7 +21,11 @@ struct k3_moe_pass {
   uint64_t *order;                  // [n] host: place of row i in the input
   int64_t *positions, *first_keys;  // [n]
   bool has_branch;                  // `branch` waits to be added to the stream
-  // Backend memory, [n, width].
+  // Of rows that are shared out, this rank has [own_first, own_first + n_own): n_each of them, or fewer where the rows do not divide. Buffers hold
+  // size * n_each rows, the padding zero.
+  uint64_t n_each, own_first, n_own;
+  bool stream_on_rows, branch_on_rows;  // only the own rows of `residual`, `branch` are what they say
+  // Backend memory, [n and padding, width].
   void *residual, *normed, *branch, *copy;    // H
   void *q, *k, *v, *heads;                    // of this rank's heads
   void *projected, *q_a, *latent, *expanded;  // latent attention

@@ -26,6 +26,22 @@ struct k3_store_rows {  // out[order[i]] = in[i] (+ also[i])
   float *out;             // host [n, width]; NULL: the sum only
 };
 
+// Rows shared out to the ranks: rank r has the rows r * n_each .. of values [size * n_each, width], of which the last may be padding.
+// The rank's own rows become the complete sum of all ranks' values; the others are unspecified.
+struct k3_scatter_rows {
+  uint64_t n_each, width;
+  void *values;
+  const char *name;
+};
+
+// Every rank's own rows, found at their place in each rank's `values`, are put at their place in all of them.
+struct k3_gather_rows {
+  uint64_t n_each, width;
+  void *values;
+  const char *name;
+  void *own;  // scratch [n_each, width]
+};
+
 // residual += branch (summed over the ranks first when reduce is set); out = rms(residual) * w, or * (1 + w). branch NULL: norm only, of which reduce
 // sums the residual itself. The branch is left complete in its place.
 struct k3_moe_norm {
@@ -123,7 +139,8 @@ struct k3_experts {
 };
 
 struct k3_exec;
-#define K3_MOE_STEPS(X) X(load_rows) X(store_rows) X(moe_norm) X(gqa) X(mla) X(attend_rows) X(route) X(gated_mlp) X(experts)
+#define K3_MOE_STEPS(X) \
+  X(load_rows) X(store_rows) X(scatter_rows) X(gather_rows) X(moe_norm) X(gqa) X(mla) X(attend_rows) X(route) X(gated_mlp) X(experts)
 struct k3_moe_ops {
 #define K3_MOE_STEP(step) enum k3_status (*step)(struct k3_exec * exec, const struct k3_##step *params, struct k3_error *err);
   K3_MOE_STEPS(K3_MOE_STEP)

@@ -103,14 +103,35 @@ void k3_moe_layer_name(const struct k3_moe_model *m, uint64_t layer, char *dst, 
     snprintf(dst, capacity, "model.layers.%llu", (unsigned long long)layer);
 }
 
-static enum k3_status bind_layer(struct layer_binder *b, struct k3_moe_layer *layer, uint64_t i) {
+// Experts that work on a rank's own rows are whole on every rank.
+static enum k3_status bind_whole_moe(struct layer_binder *b, struct k3_moe_layer *layer) {
+  const struct k3_weights_source *source = b->binder->source, whole = {.image = source->image, .tp_size = 1};
+  if (source->slices)
+    return k3_fail(b->binder->err, K3_UNSUPPORTED, K3_PCK05, NULL, b->base, "the whole image, or no sequence parallelism",
+                   "its experts are cut for %u ranks; experts that work on a rank's own rows are needed whole", source->tp_size);
+  b->binder->source = &whole;
+  enum k3_status status = bind_moe(b, layer);
+  b->binder->source = source;
+  return status;
+}
+
+// What the plan came to, not what was asked for.
+static bool works_on_rows(const struct k3_reduction_plan *plan, uint64_t layer_in_range) {
+  for (size_t i = 0; i < plan->n_steps; i++) {
+    if (plan->steps[i].kind == K3_FLOW_PRODUCE && plan->steps[i].layer == layer_in_range && plan->steps[i].on_rows)
+      return true;
+  }
+  return false;
+}
+
+static enum k3_status bind_layer(struct layer_binder *b, struct k3_moe_layer *layer, uint64_t i, bool on_rows) {
   const struct k3_moe_model *m = b->m;
   k3_moe_layer_name(m, i, b->base, sizeof b->base);
   K3_TRY(vector(b, &layer->input_norm, m->hidden_size, "input_layernorm.weight"));
   K3_TRY(vector(b, &layer->post_norm, m->hidden_size, "post_attention_layernorm.weight"));
   K3_TRY(m->family == K3_MOE_MINIMAX_M3 ? bind_gqa(b, layer) : bind_mla(b, layer));
   if (i >= m->n_layers || m->is_moe[i])
-    return bind_moe(b, layer);
+    return on_rows ? bind_whole_moe(b, layer) : bind_moe(b, layer);
   K3_TRY(pair(b, &layer->gate_up, m->dense_size, m->dense_size, "mlp.gate_up_proj"));
   return matrix(b, &layer->down, m->hidden_size, m->dense_size, 0, "mlp.down_proj");
 }
@@ -125,7 +146,7 @@ enum k3_status k3_moe_bind(struct k3_moe *moe, const struct k3_weights_source *s
     return K3_NO_MEMORY;
   memset(moe->layers, 0, n * sizeof *moe->layers);
   for (uint64_t i = 0; i < n; i++)
-    K3_TRY(bind_layer(&b, &moe->layers[i], first + i));
+    K3_TRY(bind_layer(&b, &moe->layers[i], first + i, works_on_rows(&moe->plan, i)));
   if (first + n == m->n_layers)
     K3_TRY(k3_bind_vector(&binder, &moe->final_norm, m->hidden_size, K3_MOE_FINAL_NORM ".weight"));
   if (first >= m->n_layers && m->family == K3_MOE_DEEPSEEK_V32)

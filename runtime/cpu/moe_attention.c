@@ -43,6 +43,23 @@ enum k3_status k3_cpu_store_rows(struct k3_exec *exec, const struct k3_store_row
   return K3_OK;
 }
 
+enum k3_status k3_cpu_scatter_rows(struct k3_exec *exec, const struct k3_scatter_rows *p, struct k3_error *err) {
+  struct k3_comm *comm = exec->options.comm;
+  const uint64_t n = p->n_each * p->width;
+  float *own = (float *)p->values + (uint64_t)comm->rank * n;
+  K3_TRY(comm->ops->reduce_scatter(comm, p->name, p->values, n, own, NULL, err));
+  if (exec->bf16)
+    k3_cpu_round_bf16(own, n);
+  return K3_OK;
+}
+
+enum k3_status k3_cpu_gather_rows(struct k3_exec *exec, const struct k3_gather_rows *p, struct k3_error *err) {
+  struct k3_comm *comm = exec->options.comm;
+  const uint64_t n = p->n_each * p->width;
+  memcpy(p->own, (const float *)p->values + (uint64_t)comm->rank * n, n * sizeof(float));
+  return comm->ops->all_gather(comm, p->name, p->own, n * sizeof(float), p->values, NULL, err);
+}
+
 void k3_cpu_gemma_norm(const struct k3_exec *exec, const float *src, const struct k3_vector *weight, float eps, float *dst) {
   float inverse = 1 / sqrtf(k3_dot_f32(src, src, weight->n) / (float)weight->n + eps);
   for (uint64_t i = 0; i < weight->n; i++)

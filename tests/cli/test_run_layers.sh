@@ -93,6 +93,33 @@ layers "$work/m3-tiny.k3p" 0..3 "$work/m3" "$work/three" --taps 0,1,2,3,4 --thre
 "$K3PACK" run "$work/m3-tiny.k3p" --layers 0..3 --input "$work/m3" -o "$work/x" --tp 2 >"$work/text" 2>/dev/null
 grep -q '^layers 0..3 on 12 rows, 2 ranks: 8 sums deferred into norms, 0 at once$' "$work/text" || fail "the summary: $(cat "$work/text")"
 
+# Experts on each rank's own rows, 12 rows and 11, which neither 2 nor 4 nor 8 divides; a prediction block; the plan decides what becomes of the option.
+$check states "$work/odd" 64 8,3
+layers "$work/m3-tiny.k3p" 0..3 "$work/odd" "$work/one.odd" --taps 0,1,2,3,4 || fail "11 rows"
+for tp in 1 2 4 8; do
+  layers "$work/m3-tiny.k3p" 0..3 "$work/m3" "$work/rows" --taps 0,1,2,3,4 --tp $tp --sequence-parallel && $check same "$work/rows" "$work/one" 5e-6 ||
+    fail "own rows, tp $tp: not as one rank"
+  layers "$work/m3-tiny.k3p" 0..3 "$work/odd" "$work/rows" --taps 0,1,2,3,4 --tp $tp --sequence-parallel && $check same "$work/rows" "$work/one.odd" 5e-6 ||
+    fail "own rows, 11 of them, tp $tp: not as one rank"
+  layers "$work/m3-tiny-mtp.k3p" 4 "$work/m3" "$work/rows" --tp $tp --sequence-parallel || fail "own rows, a prediction block, tp $tp"
+  $check compare "$work/m3-tiny-mtp" "$work/m3" "$work/rows" 4 4 >"$work/text" || fail "own rows, a prediction block, tp $tp: $(cat "$work/text")"
+done
+# Experts whose 32 columns cannot be cut between two ranks' scales run whole on own rows.
+make m3-tiny-mxfp8 f32
+expect 5 "PCK05" "$K3PACK" run "$work/m3-tiny-mxfp8.k3p" --layers 1..3 --input "$work/m3" -o "$work/new" --tp 2
+layers "$work/m3-tiny-mxfp8.k3p" 1..3 "$work/m3" "$work/rows" --tp 2 --sequence-parallel || fail "own rows, MXFP8"
+$check compare "$work/m3-tiny-mxfp8" "$work/m3" "$work/rows" 1 3 >"$work/text" || fail "own rows, MXFP8: $(cat "$work/text")"
+summary() {  # tp, what must follow
+  "$K3PACK" run "$work/m3-tiny.k3p" --layers 0..3 --input "$work/m3" -o "$work/x" --force --tp "$1" --sequence-parallel 2>/dev/null >"$work/text"
+  grep -q "$2\$" "$work/text" || fail "own rows, tp $1: $(cat "$work/text")"
+}
+summary 2 ': 2 sums deferred into norms, 0 at once, 3 scattered by rows and gathered 3 times'
+summary 1 ': 0 sums deferred into norms, 0 at once'
+"$K3PACK" run "$work/m3-tiny.k3p" --layers 0..3 --input "$work/m3" -o "$work/x" --force --tp 4 --sequence-parallel --json >"$work/text" 2>/dev/null
+grep -q '"reductions_scattered": *3' "$work/text" && grep -q '"gathers": *3' "$work/text" || fail "own rows, --json: $(cat "$work/text")"
+expect 5 "are needed whole" "$K3PACK" run "$work/m3-tiny-2" --layers 0..3 --input "$work/m3" -o "$work/new" --tp 2 --sequence-parallel
+layers "$work/m3-tiny-2" 0..0 "$work/m3" "$work/rows" --tp 2 --sequence-parallel || fail "a dense layer of a folder has no experts to be cut"
+
 # Lengths at the border of dense attention: 8 visible keys run, 9 and 17 are refused with the reason.
 for c in "m3-tiny 64" "v32-tiny 96"; do
   set -- $c
@@ -110,6 +137,7 @@ $check compare "$work/m3-tiny" "$work/long" "$work/result" 0 0 >"$work/text" || 
 expect 2 "--layers takes I..J" "$K3PACK" run "$work/m3-tiny.k3p" --layers 3..1 --input "$work/m3" -o "$work/new"
 expect 2 "--taps takes different numbers" "$K3PACK" run "$work/m3-tiny.k3p" --layers 0 --taps 1,1 --input "$work/m3" -o "$work/new"
 expect 2 "--taps goes with --layers" "$K3PACK" run "$work/m3-tiny.k3p" --taps 1 --input "$work/m3" -o "$work/new"
+expect 2 "--sequence-parallel goes with --layers" "$K3PACK" run "$work/m3-tiny.k3p" --sequence-parallel --input "$work/m3" -o "$work/new"
 expect 2 "neither --emit nor --block" "$K3PACK" run "$work/m3-tiny.k3p" --layers 0 --emit logits --input "$work/m3" -o "$work/new"
 expect 2 "the model has 4" "$K3PACK" run "$work/m3-tiny.k3p" --layers 2..4 --input "$work/m3" -o "$work/new"
 expect 2 "a tap after 3 layers" "$K3PACK" run "$work/m3-tiny.k3p" --layers 0..1 --taps 3 --input "$work/m3" -o "$work/new"

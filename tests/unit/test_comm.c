@@ -17,6 +17,7 @@ struct rank {
   enum k3_status status;
   struct k3_error err;
   float values[N];
+  float parts[N], part[N / MAX_RANKS];
   int gathered[MAX_RANKS];
   double seconds;
 };
@@ -57,6 +58,13 @@ static void *sum_and_gather(void *arg) {
       nanosleep(&pause, NULL);
     }
     self->status = self->comm->ops->all_reduce(self->comm, "values", self->values, round % 2 ? N : 3, NULL, &self->err);
+    for (int i = 0; i < N; i++)
+      self->parts[i] = value_of(self->comm->rank, i + round);
+    float *own = self->parts + self->comm->rank * (N / MAX_RANKS);
+    if (self->status == K3_OK)  // into its own values and beside them
+      self->status = self->comm->ops->reduce_scatter(self->comm, "parts", self->parts, N / MAX_RANKS, round % 2 ? own : self->part, NULL, &self->err);
+    if (self->status == K3_OK && round % 2)
+      memcpy(self->part, own, sizeof self->part);
     if (self->status == K3_OK)
       self->status = self->comm->ops->all_gather(self->comm, "ranks", &mine, sizeof mine, self->gathered, NULL, &self->err);
   }
@@ -76,6 +84,8 @@ static void sums_are_in_rank_order(void **state) {
         for (int q = 1; q < size; q++)
           sum += value_of(q, i + 19);
         assert_memory_equal(&ranks[r].values[i], &sum, sizeof sum);
+        if (i / (N / MAX_RANKS) == r)  // a scattered sum is the rank's part of the whole one
+          assert_memory_equal(&ranks[r].part[i % (N / MAX_RANKS)], &sum, sizeof sum);
       }
       for (int q = 0; q < size; q++)
         assert_int_equal(ranks[r].gathered[q], q + 1900);

@@ -55,6 +55,10 @@ static void every_setting_gives_the_same(void **state) {
       {"two stages, reduced before the border, taps relayed", {.pp = 2, .border = K3_BORDER_REDUCE, .tap = K3_TAP_BEHIND_NORM}, true},
       {"two stages, partial sums carried over", {.pp = 2, .border = K3_BORDER_CARRY, .tap = K3_TAP_BEHIND_NORM}, true},
       {"experts that return whole sums", {.whole_moe = true}, false},
+      {"experts on a rank's own rows", {.sequence_parallel = true}, false},
+      {"experts on a rank's own rows, taps behind the norms", {.sequence_parallel = true, .tap = K3_TAP_BEHIND_NORM}, true},
+      {"experts on a rank's own rows, taps between layers", {.sequence_parallel = true, .tap = K3_TAP_BETWEEN_LAYERS}, true},
+      {"two stages, where nothing works on own rows", {.sequence_parallel = true, .pp = 2}, false},
   };
   for (int family = 0; family < 2; family++) {
     moe_open(&f, family == 0 ? &M3_F32 : &V32_F32);
@@ -152,6 +156,18 @@ static void requests_and_what_they_come_to(void **state) {
   assert_false(reduces(r.moe[0], K3_FLOW_NORM, "model.norm"));
   assert_int_equal(r.moe[0]->plan.n_deferred, 5);
   moe_ranks_close(&r);
+  // D5: experts on own rows are a request too; with one rank or several stages it comes to nothing.
+  static const struct {
+    int tp;
+    uint32_t pp;
+    uint64_t n_scattered, n_gathered;
+  } requests[] = {{1, 1, 0, 0}, {2, 1, 3, 3}, {2, 2, 0, 0}};
+  for (size_t i = 0; i < sizeof requests / sizeof requests[0]; i++) {
+    moe_ranks_open(&r, &f, requests[i].tp, &(struct k3_moe_options){.sequence_parallel = true, .pp = requests[i].pp});
+    assert_int_equal(r.moe[0]->plan.n_scattered, requests[i].n_scattered);
+    assert_int_equal(r.moe[0]->plan.n_gathered, requests[i].n_gathered);
+    moe_ranks_close(&r);
+  }
   moe_close(&f);
 }
 
@@ -182,7 +198,7 @@ static void wiring_ignores_taps(void **state) {
 struct counting {
   struct k3_comm comm;
   struct k3_comm *inner;
-  unsigned n;
+  unsigned n, n_scattered, n_gathered;
 };
 
 static enum k3_status count_all_reduce(struct k3_comm *comm, const char *step, float *values, uint64_t n, void *stream, struct k3_error *err) {
@@ -190,16 +206,23 @@ static enum k3_status count_all_reduce(struct k3_comm *comm, const char *step, f
   c->n++;
   return c->inner->ops->all_reduce(c->inner, step, values, n, stream, err);
 }
-static enum k3_status pass_all_gather(struct k3_comm *comm, const char *step, const void *src, uint64_t nbytes, void *dst, void *stream,
-                                      struct k3_error *err) {
+static enum k3_status count_reduce_scatter(struct k3_comm *comm, const char *step, const float *values, uint64_t n, float *dst, void *stream,
+                                           struct k3_error *err) {
   struct counting *c = (struct counting *)comm;
+  c->n_scattered++;
+  return c->inner->ops->reduce_scatter(c->inner, step, values, n, dst, stream, err);
+}
+static enum k3_status count_all_gather(struct k3_comm *comm, const char *step, const void *src, uint64_t nbytes, void *dst, void *stream,
+                                       struct k3_error *err) {
+  struct counting *c = (struct counting *)comm;
+  c->n_gathered++;
   return c->inner->ops->all_gather(c->inner, step, src, nbytes, dst, stream, err);
 }
 static void pass_abort(struct k3_comm *comm, const struct k3_error *why) {
   struct counting *c = (struct counting *)comm;
   c->inner->ops->abort(c->inner, why);
 }
-static const struct k3_comm_ops COUNTING = {count_all_reduce, pass_all_gather, pass_abort, NULL};
+static const struct k3_comm_ops COUNTING = {count_all_reduce, count_reduce_scatter, count_all_gather, pass_abort, NULL};
 
 // M9, D7: each sum is completed exactly once, two a layer, wherever that happens.
 static void each_sum_is_completed_once(void **state) {
@@ -213,7 +236,7 @@ static void each_sum_is_completed_once(void **state) {
       moe_ranks_open(&r, &f, 2, &o);
       struct counting counting[2] = {0};
       for (int i = 0; i < 2; i++) {
-        counting[i] = (struct counting){{&COUNTING, i, 2}, r.comms[i], 0};
+        counting[i] = (struct counting){{&COUNTING, i, 2}, r.comms[i], 0, 0, 0};
         r.moe[i]->options.comm = &counting[i].comm;
       }
       moe_ranks_run(&r);
@@ -222,6 +245,74 @@ static void each_sum_is_completed_once(void **state) {
       moe_ranks_close(&r);
     }
     moe_close(&f);
+  }
+}
+
+// D5: pad, reduce-scatter behind the attention, own rows, all-gather before the next attention, plain norms inside and nothing deferred: two whole
+// sums a layer as ever, of which the attention's are scattered and the experts' are nobody's parts.
+static void own_rows_are_scattered_and_gathered_once(void **state) {
+  (void)state;
+  for (int family = 0; family < 2; family++) {
+    moe_open(&f, family == 0 ? &M3_F32 : &V32_F32);
+    for (int tp = 2; tp <= 8; tp *= 2) {
+      moe_ranks_open(&r, &f, tp, &(struct k3_moe_options){.sequence_parallel = true});
+      struct counting counting[MOE_MAX_RANKS] = {0};
+      for (int i = 0; i < tp; i++) {
+        counting[i] = (struct counting){{&COUNTING, i, tp}, r.comms[i], 0, 0, 0};
+        r.moe[i]->options.comm = &counting[i].comm;
+      }
+      moe_ranks_run(&r);
+      const unsigned n_moe = (unsigned)f.m.n_layers - 1;  // behind a dense layer, whose two sums are deferred
+      for (int i = 0; i < tp; i++) {
+        assert_int_equal(counting[i].n, 2);
+        assert_int_equal(counting[i].n_scattered, n_moe);
+        assert_int_equal(counting[i].n_gathered, n_moe + 1);  // a norm's output each; stream and branch for the final norm
+      }
+      char name[128];
+      for (uint64_t l = 1; l < f.m.n_layers; l++) {
+        snprintf(name, sizeof name, "model.layers.%llu.post_attention_layernorm", (unsigned long long)l);
+        assert_false(reduces(r.moe[0], K3_FLOW_NORM, name));
+        assert_int_equal(k3_moe_fuses_input(r.moe[0], l), l == 1);
+      }
+      moe_ranks_close(&r);
+    }
+    moe_close(&f);
+  }
+}
+
+// D5: rows that the ranks do not divide: a rank with fewer, ranks with none, one row for all; also of a range that ends between layers and of a
+// prediction block, whose output is gathered too.
+static void rows_that_do_not_divide(void **state) {
+  (void)state;
+  static const uint64_t lengths[][3] = {{5, 2, 0}, {8, 5, 0}, {1, 0, 0}, {3, 0, 0}};
+  static const struct k3_moe_options ranges[] = {{0}, {.first_layer = 1, .n_layers = 1}, {.first_layer = 3, .n_layers = 1}};
+  static struct moe_ranks sound;
+  for (int family = 0; family < 2; family++) {
+    for (size_t l = 0; l < sizeof lengths / sizeof lengths[0]; l++) {
+      struct moe_case c = family == 0 ? M3_F32 : V32_F32;
+      memcpy(c.lengths, lengths[l], sizeof lengths[l]);
+      c.n_requests = lengths[l][1] ? 2 : 1;
+      moe_open(&f, &c);
+      for (size_t range = 0; range < 3; range++) {
+        struct k3_moe_options o = ranges[range];
+        moe_ranks_open(&sound, &f, 1, &o);
+        moe_ranks_run(&sound);
+        o.sequence_parallel = true;
+        for (int tp = 2; tp <= 8; tp *= 2) {
+          moe_ranks_open(&r, &f, tp, &o);
+          assert_true(r.moe[0]->plan.n_scattered > 0);
+          moe_ranks_run(&r);
+          const uint64_t n = r.n_rows * f.m.hidden_size;
+          for (int i = 0; i < tp; i++) {
+            assert_true(moe_relative(r.out[i].hidden, sound.out[0].hidden, n) <= 1e-5);
+            assert_true(moe_relative(r.out[i].residual, sound.out[0].residual, n) <= 1e-5);
+          }
+          moe_ranks_close(&r);
+        }
+        moe_ranks_close(&sound);
+      }
+      moe_close(&f);
+    }
   }
 }
 
@@ -307,6 +398,35 @@ static void forget_behind_the_border(struct k3_moe *moe) {
   set(moe, INPUT_2, K3_REDUCE_NONE, false);
 }
 
+static void set_gather(struct k3_moe *moe, enum where where, enum k3_gather gather) {
+  set(moe, where, K3_REDUCE_NONE, false);
+  char name[128];
+  struct k3_flow *step = NULL;
+  for (size_t i = 0; where == LAST_TAP && i < moe->plan.n_steps; i++)
+    step = moe->plan.steps[i].kind == K3_FLOW_TAP ? &moe->plan.steps[i] : step;
+  (where == LAST_TAP ? step : step_of(moe, K3_FLOW_NORM, name_of(where, name)))->gather = gather;
+}
+// D5: the attention's sum is not reduced and scattered before the experts take their rows.
+static void forget_to_scatter(struct k3_moe *moe) {
+  set(moe, O_PROJ, K3_REDUCE_NONE, true);
+}
+// D5: the norm between the experts' own rows reduces as if a sum had been deferred to it.
+static void defer_between_own_rows(struct k3_moe *moe) {
+  set(moe, POST_NORM, K3_REDUCE_ALL, false);
+}
+// D5: the next attention reads one rank's rows.
+static void forget_to_gather_the_input(struct k3_moe *moe) {
+  set_gather(moe, INPUT_2, K3_GATHER_NONE);
+}
+// D5: the stream leaves the last experts as one rank's rows.
+static void forget_to_gather_the_end(struct k3_moe *moe) {
+  set_gather(moe, FINAL, K3_GATHER_NONE);
+}
+// M8, D4, D5: a tap hands out one rank's rows.
+static void tap_own_rows(struct k3_moe *moe) {
+  set_gather(moe, LAST_TAP, K3_GATHER_NONE);
+}
+
 static void broken_rules_are_named_and_show_in_numbers(void **state) {
   (void)state;
   static const uint64_t two[] = {2};
@@ -329,6 +449,11 @@ static void broken_rules_are_named_and_show_in_numbers(void **state) {
       {"M8/D4, a partial sum is tapped", tap_a_part, {.taps = two, .n_taps = 1}, K3_RED01, false, true},
       {"M8, a tap reduces too much", tap_reduces_a_whole, {.taps = two, .n_taps = 1}, K3_RED02, false, true},
       {"D3", forget_behind_the_border, {.pp = 2, .border = K3_BORDER_CARRY}, K3_RED01, true, false},
+      {"D5, scatter", forget_to_scatter, {.sequence_parallel = true}, K3_RED01, true, false},
+      {"D5, deferral inside", defer_between_own_rows, {.sequence_parallel = true}, K3_RED02, true, false},
+      {"D5, gather", forget_to_gather_the_input, {.sequence_parallel = true}, K3_RED01, true, false},
+      {"D5, gather at the end", forget_to_gather_the_end, {.sequence_parallel = true}, K3_RED01, true, false},
+      {"D5, tap", tap_own_rows, {.sequence_parallel = true, .taps = two, .n_taps = 1}, K3_RED01, false, true},
   };
   for (int family = 0; family < 2; family++) {
     moe_open(&f, family == 0 ? &M3_F32 : &V32_F32);
@@ -480,6 +605,8 @@ int main(void) {
       cmocka_unit_test(requests_and_what_they_come_to),
       cmocka_unit_test(wiring_ignores_taps),
       cmocka_unit_test(each_sum_is_completed_once),
+      cmocka_unit_test(own_rows_are_scattered_and_gathered_once),
+      cmocka_unit_test(rows_that_do_not_divide),
       cmocka_unit_test(broken_rules_are_named_and_show_in_numbers),
       cmocka_unit_test(tap_of_a_copy),
       cmocka_unit_test(prediction_block_on_ranks),
