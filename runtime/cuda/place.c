@@ -43,7 +43,7 @@ static uint64_t run_nbytes(const struct run *run) {
 }
 
 static enum k3_status add_run(struct placing *p, const void *begin, uint64_t row_nbytes, uint64_t pitch, uint64_t n_rows) {
-  if (row_nbytes == pitch) {
+  if (row_nbytes == pitch || n_rows == 1) {
     row_nbytes *= n_rows;
     pitch = row_nbytes;
     n_rows = 1;
@@ -54,10 +54,10 @@ static enum k3_status add_run(struct placing *p, const void *begin, uint64_t row
 }
 
 // Where bytes that were collected lie now.
-static const void *moved(const struct placing *p, const void *address, uint64_t row_nbytes, uint64_t pitch) {
+static const void *moved(const struct placing *p, const void *address, uint64_t row_nbytes, uint64_t pitch, uint64_t n_rows) {
   const unsigned char *begin = address;
   size_t low = 0, high = p->n_runs;
-  const bool strided = row_nbytes != pitch;
+  const bool strided = row_nbytes != pitch && n_rows > 1;
   while (high - low > 1) {  // the last run that begins at or before it
     size_t middle = low + (high - low) / 2;
     if (p->runs[middle].begin <= begin)
@@ -81,7 +81,7 @@ static enum k3_status visit(struct placing *p, const void **address, uint64_t ro
     return K3_OK;
   if (p->collecting)
     return add_run(p, *address, row_nbytes, pitch, n_rows);
-  *address = moved(p, *address, row_nbytes, pitch);
+  *address = moved(p, *address, row_nbytes, pitch, n_rows);
   return K3_OK;
 }
 
@@ -106,7 +106,7 @@ static enum k3_status visit_matrix(struct placing *p, struct k3_matrix *matrix) 
     const struct k3_quant_scheme *scheme = &codes->scheme;
     if (p->collecting ? is_on_device(codes->weight)
                       : !moved(p, (const unsigned char *)codes->weight + k3_quant_row_nbytes(scheme, shard->first_col),
-                               k3_quant_row_nbytes(scheme, matrix->n_cols), k3_quant_row_nbytes(scheme, codes->n_cols)))
+                               k3_quant_row_nbytes(scheme, matrix->n_cols), k3_quant_row_nbytes(scheme, codes->n_cols), shard->n_rows))
       continue;  // lent by the caller
     const uint64_t pitch = k3_quant_row_nbytes(scheme, codes->n_cols), row_nbytes = k3_quant_row_nbytes(scheme, matrix->n_cols);
     uint64_t scale_rows, scale_cols, part_rows, part_cols;

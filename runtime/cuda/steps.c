@@ -362,9 +362,19 @@ static uint32_t n_splits_of(const struct k3_exec *exec, uint64_t n_heads, uint64
   return n < 1 ? 1 : n < MAX_SPLITS ? (uint32_t)n : MAX_SPLITS;
 }
 
+// Parts of the largest batch that the session may have: scratch that grew with the batch would leave older graphs with an address of the past.
+static uint64_t max_parts(const struct k3_exec *exec, uint64_t n_heads) {
+  uint64_t most = 0;
+  for (uint64_t n = 1; n <= exec->options.max_requests; n++) {
+    const uint64_t n_parts = n * n_splits_of(exec, n_heads, n);
+    most = n_parts > most ? n_parts : most;
+  }
+  return most * n_heads * exec->options.block_width;
+}
+
 enum k3_status k3_cuda_attend(struct k3_exec *exec, const struct k3_attend *p, struct k3_error *err) {
   const uint32_t n_splits = n_splits_of(exec, p->n_heads, p->n_requests);
-  const size_t n_parts = p->n_requests * p->n_heads * n_splits * p->block_width;
+  const size_t n_parts = max_parts(exec, p->n_heads);
   K3_TRY(k3_cuda_grow(&exec->partial_latents, &exec->partial_latents_nbytes, n_parts * p->latent_rank * sizeof(float), err));
   K3_TRY(k3_cuda_grow(&exec->partial_sums, &exec->partial_sums_nbytes, n_parts * 2 * sizeof(float), err));
   RECORD(attention, exec, attention);

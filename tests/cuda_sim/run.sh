@@ -50,18 +50,8 @@ wait
 [ -e "$work/failed" ] && failed=1
 
 # The program as it is shipped opens the plug-in, loads an image through the pinned ring, and drafts what is golden; several ranks draft the same.
-for c in tiny_f32 tiny_bf16; do
-  "$build/k3pack" convert fixtures/dspark/$c/draft --target fixtures/dspark/$c/target -o "$work/$c.k3p" --crc --quiet || failed=1
-  for tp in 1 2; do
-    echo "== k3pack run --backend cuda, $c, tp $tp"
-    K3PACK_CUDA_PLUGIN=$sim/plain/libk3pack_cuda.so "$build/k3pack" run "$work/$c.k3p" --input fixtures/dspark/$c/scenario.safetensors \
-      -o "$work/$c.$tp" --emit all --backend cuda --tp $tp --quiet >"$work/out" 2>&1 &&
-      python3 fixtures/gen/check_drafts.py fixtures/dspark/$c/golden.safetensors "$work/$c.$tp" fixtures/dspark/$c/scenario.safetensors || {
-      cat "$work/out"
-      failed=1
-    }
-  done
-done
+plugin=K3PACK_CUDA_PLUGIN=$sim/plain/libk3pack_cuda.so
+env "$plugin" sh tests/kernels/golden.sh "$build" 8 || failed=1
 
 # Timings come from the device: bench replays every step alone and whole calls, cold and warm, and reports loading apart from starting CUDA.
 K3PACK_CUDA_PLUGIN=$sim/plain/libk3pack_cuda.so "$build/k3pack" bench "$work/tiny_bf16.k3p" --backend cuda --context 10 --requests 2 --runs 5 --json \
@@ -94,7 +84,7 @@ refuses() {  # text, environment...
     failed=1
   fi
 }
-plugin=K3PACK_CUDA_PLUGIN=$sim/plain/libk3pack_cuda.so
+"$build/k3pack" convert fixtures/dspark/tiny_f32/draft --target fixtures/dspark/tiny_f32/target -o "$work/tiny_f32.k3p" --quiet || failed=1
 refuses "there is no GPU" "$plugin" SIM_DEVICES=0
 refuses "CUDA 12.4, CUDA 13.0 is needed" "$plugin" SIM_DRIVER=12040
 refuses "bytes of GPU memory are needed, 0 of 0 are free" "$plugin" SIM_FREE_MIB=0

@@ -1,8 +1,12 @@
 // The CUDA runtime's C functions that the backend uses, by their own names, instead of libcudart. One that is missing here is a link error, which is
 // what is wanted. "Device" memory is host memory with undefined content; a stream is a list of closures.
-//   SIM_DEVICES  how many devices there are (default 16); SIM_FREE_MIB their free memory (default 4096); SIM_DRIVER the driver's version (13000)
+//   SIM_DEVICES   how many devices there are (default 16); SIM_FREE_MIB their free memory (default 4096); SIM_DRIVER the driver's version (13000)
+//   SIM_COUNTERS  a file of 4096 bytes, into which what has happened is counted (struct Counters), for a test that maps it too
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <deque>
@@ -23,6 +27,7 @@ struct CUstream_st {
   std::deque<Work> queue;
   size_t n_done = 0;
   CUgraph_st *capture = nullptr;
+  int device = 0;
 };
 struct CUevent_st {
   CUstream_st *stream = nullptr;
@@ -35,8 +40,8 @@ namespace cuda_sim {
 static thread_local CUstream_st default_stream;
 static thread_local cudaError_t sticky_error = cudaSuccess;
 static thread_local int current_device = 0;
-static thread_local std::vector<CUstream_st *> streams;  // of this rank
-static std::mutex allocations_mutex;
+static std::mutex allocations_mutex, streams_mutex;
+static std::vector<CUstream_st *> streams;  // of all devices: a thread may destroy what another has created
 // Lists, not maps: the balancing of a map is in the C++ library, which MSan does not see.
 struct Allocation {
   char *memory;
@@ -48,6 +53,32 @@ static Allocations device_allocations, pinned_allocations;
 static int setting(const char *name, int fallback) {
   const char *text = getenv(name);
   return text ? atoi(text) : fallback;
+}
+
+// Of all ranks. Tests know the layout (tests/kernels/test_forward.c).
+struct Counters {
+  uint64_t is_simulated;            // 1
+  uint64_t captures, replays;       // graphs begun, graphs launched
+  uint64_t kernels, in_no_capture;  // launches asked for; those of them that no graph keeps
+};
+
+static Counters *counters() {
+  static Counters own = {};
+  static Counters *const shared = [] {
+    const char *path = getenv("SIM_COUNTERS");
+    const int file = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
+    void *memory = file < 0 ? MAP_FAILED : mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (file >= 0)
+      close(file);
+    Counters *all = memory == MAP_FAILED ? &own : static_cast<Counters *>(memory);
+    all->is_simulated = 1;
+    return all;
+  }();
+  return shared;
+}
+
+static void count(uint64_t Counters::*what) {
+  __atomic_fetch_add(&(counters()->*what), 1, __ATOMIC_RELAXED);
 }
 
 static CUstream_st *stream_of(cudaStream_t stream) {
@@ -93,6 +124,9 @@ cudaError_t submit(const cudaLaunchConfig_t &config, const void *kernel, std::fu
             config.dynamicSmemBytes);
     return sticky_error = cudaErrorInvalidConfiguration;
   }
+  count(&Counters::kernels);
+  if (!stream_of(config.stream)->capture)
+    count(&Counters::in_no_capture);
   const cudaLaunchConfig_t copy = config;
   return add(config.stream, [copy, kernel, body] { return run_grid(copy, kernel, body); });
 }
@@ -219,6 +253,8 @@ cudaError_t cudaMemsetAsync(void *dst, int value, size_t nbytes, cudaStream_t st
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned) {
   *stream = new CUstream_st;
+  (*stream)->device = current_device;
+  const std::lock_guard<std::mutex> lock(streams_mutex);
   streams.push_back(*stream);
   return cudaSuccess;
 }
@@ -230,7 +266,14 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureSta
 
 cudaError_t cudaDeviceSynchronize() {
   cudaError_t error = run_all(&default_stream);
-  for (CUstream_st *stream : streams)
+  std::vector<CUstream_st *> mine;
+  {
+    const std::lock_guard<std::mutex> lock(streams_mutex);
+    for (CUstream_st *stream : streams)
+      if (stream->device == current_device)
+        mine.push_back(stream);
+  }
+  for (CUstream_st *stream : mine)
     error = run_all(stream);
   return error;
 }
@@ -243,6 +286,7 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, c
 
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   const cudaError_t error = run_all(stream);
+  const std::lock_guard<std::mutex> lock(streams_mutex);
   for (CUstream_st *&other : streams)
     if (other == stream)
       other = streams.back();
@@ -306,6 +350,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 }
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+  count(&Counters::captures);
   stream_of(stream)->capture = new CUgraph_st;
   return cudaSuccess;
 }
@@ -322,6 +367,7 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsig
 }
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
+  count(&Counters::replays);
   for (const Work &work : exec->work) {
     const cudaError_t error = add(stream, work);
     if (error != cudaSuccess)

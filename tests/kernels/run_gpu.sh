@@ -23,11 +23,5 @@ if [ -n "$sanitizer" ]; then
 else
   echo "test-gpu: compute-sanitizer is not installed: memcheck and racecheck did not run" >&2
 fi
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT INT TERM
-for c in tiny_f32 tiny_bf16; do
-  "$build/k3pack" convert fixtures/dspark/$c/draft --target fixtures/dspark/$c/target -o "$work/$c.k3p" --quiet &&
-    "$build/k3pack" run "$work/$c.k3p" --input fixtures/dspark/$c/scenario.safetensors -o "$work/$c.out" --emit all --backend cuda --quiet &&
-    python3 fixtures/gen/check_drafts.py fixtures/dspark/$c/golden.safetensors "$work/$c.out" fixtures/dspark/$c/scenario.safetensors || failed=1
-done
+sh tests/kernels/golden.sh "$build" "$n" || failed=1
 exit $failed

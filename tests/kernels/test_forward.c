@@ -1,15 +1,18 @@
-// The whole forward on the CUDA backend against the CPU backend: append and draft, replayed with other inputs in the same buffers, for every scheme
-// and tensor-parallel size. Prints one line per case; exit 1 when one differs.
+// The whole forward on the CUDA backend against the CPU backend: append and draft, captured once for each batch size and replayed with other inputs
+// in the same buffers, for every scheme and tensor-parallel size. In the simulator, which counts them, captures and replays are what they have to be.
+// Prints one line per case; exit 1 when one differs.
 //   test_forward [NAME...]   only the cases whose name contains one of the words
 #include <math.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "tests/kernels/model.h"
 
-enum { N_REQUESTS = 2, N_ROUNDS = 3, BLOCK_SIZE = 4, MAX_CONTEXT = 48, MAX_ROWS = 2 * MAX_CONTEXT };
+enum { MAX_REQUESTS = 4, MAX_ROUNDS = 9, BLOCK_SIZE = 4, MAX_CONTEXT = 48, MAX_ROWS = 2 * MAX_CONTEXT };
 
 static const struct test_scheme SCHEMES[] = {
     {"f32", K3_SCHEME_F32, K3_SECOND_NONE},
@@ -27,8 +30,9 @@ struct test_case {
   const char *name;
   unsigned variant;  // test_model_create
   enum k3_dtype cache, taps;
-  int sizes[4];     // tensor-parallel sizes, 0 ends
-  bool split_taps;  // one array per tap
+  int sizes[4];                   // tensor-parallel sizes, 0 ends
+  bool split_taps;                // one array per tap
+  unsigned requests[MAX_ROUNDS];  // of each round, 0 ends; none: two requests in each of three rounds
 };
 
 // Difference of an output as a share of its size, both root mean squares: {pass, warn}. F32 differs by the order of its sums; with BF16 a value may
@@ -47,45 +51,58 @@ struct arena {
 };
 
 struct round_inputs {
-  uint64_t n_rows;
+  uint64_t n_rows, n_requests;
   unsigned char *taps;
-  int64_t positions[MAX_ROWS], slots[MAX_ROWS], anchor_ids[N_REQUESTS], anchor_positions[N_REQUESTS], previous_ids[N_REQUESTS * 16];
+  int64_t positions[MAX_ROWS], slots[MAX_ROWS], anchor_ids[MAX_REQUESTS], anchor_positions[MAX_REQUESTS], previous_ids[MAX_REQUESTS * 16];
 };
 
 struct scenario {
   const struct k3_dspark_model *m;
   const struct test_case *test;
-  uint64_t max_blocks, n_blocks;
-  int32_t block_tables[N_REQUESTS * 64];
-  struct round_inputs rounds[N_ROUNDS];
+  uint64_t max_blocks, n_blocks, max_requests;
+  int n_rounds;
+  unsigned n_shapes[2];  // different numbers of rows appended, of requests drafted for
+  int32_t block_tables[MAX_REQUESTS * 64];
+  struct round_inputs rounds[MAX_ROUNDS];
 };
 
-static uint64_t n_outputs(const struct k3_dspark_model *m, unsigned which) {
-  const uint64_t q = N_REQUESTS * m->block_width, E = m->kv_lora_rank + m->qk_rope_head_dim;
-  const uint64_t sizes[] = {MAX_ROWS * m->hidden_size, m->n_layers * MAX_ROWS * E, q * m->hidden_size, q * m->vocab_size, q * m->vocab_size, q};
+// Values of an output with so many context rows and requests.
+static uint64_t n_values(const struct k3_dspark_model *m, uint64_t n_rows, uint64_t n_requests, unsigned which) {
+  const uint64_t q = n_requests * m->block_width, E = m->kv_lora_rank + m->qk_rope_head_dim;
+  const uint64_t sizes[] = {n_rows * m->hidden_size, m->n_layers * n_rows * E, q * m->hidden_size, q * m->vocab_size, q * m->vocab_size, q};
   return sizes[which];
+}
+
+static uint64_t n_outputs(const struct scenario *s, unsigned which) {
+  return n_values(s->m, MAX_ROWS, s->max_requests, which);
 }
 
 static void make_scenario(struct scenario *s, const struct k3_dspark_model *m, const struct test_case *test, uint64_t seed) {
   memset(s, 0, sizeof *s);
   s->m = m;
   s->test = test;
+  const bool buckets = test->requests[0] > 0;
+  s->n_rounds = buckets ? 0 : 3;
+  s->max_requests = buckets ? 0 : 2;
+  for (int r = 0; buckets && r < MAX_ROUNDS && test->requests[r]; r++, s->n_rounds++)
+    s->max_requests = test->requests[r] > s->max_requests ? test->requests[r] : s->max_requests;
   s->max_blocks = (MAX_CONTEXT + m->block_width + BLOCK_SIZE - 1) / BLOCK_SIZE;
-  s->n_blocks = N_REQUESTS * s->max_blocks + 3;
-  for (uint64_t i = 0; i < N_REQUESTS * s->max_blocks; i++)  // scattered, every block once
+  s->n_blocks = s->max_requests * s->max_blocks + 3;
+  for (uint64_t i = 0; i < s->max_requests * s->max_blocks; i++)  // scattered, every block once
     s->block_tables[i] = (int32_t)((i * 7 + 3) % s->n_blocks);
-  uint64_t committed[N_REQUESTS] = {0};
+  uint64_t committed[MAX_REQUESTS] = {0};
   const uint64_t width = m->n_taps * m->target_hidden_size, value_nbytes = k3_dtype_bits(test->taps) / 8;
-  for (int r = 0; r < N_ROUNDS; r++) {
+  for (int r = 0; r < s->n_rounds; r++) {
     struct round_inputs *in = &s->rounds[r];
+    const bool first = r == 0 && !buckets;
     // The first round is long enough for the library's product; the others repeat one shape, so that a graph is replayed.
-    const uint64_t grow[N_REQUESTS] = {r == 0 ? 37 : 2, r == 0 ? 1 : 3};
-    for (int b = 0; b < N_REQUESTS; b++) {
+    const uint64_t grow[MAX_REQUESTS] = {first ? 37 : 2, first ? 1 : 3, 1, 2};
+    in->n_requests = buckets ? test->requests[r] : 2;
+    for (uint64_t b = 0; b < in->n_requests; b++) {
       for (uint64_t i = 0; i < grow[b]; i++) {
         const uint64_t position = committed[b] + i;
         in->positions[in->n_rows] = (int64_t)position;
-        in->slots[in->n_rows++] =
-            s->block_tables[(uint64_t)b * s->max_blocks + position / BLOCK_SIZE] * BLOCK_SIZE + (int64_t)(position % BLOCK_SIZE);
+        in->slots[in->n_rows++] = s->block_tables[b * s->max_blocks + position / BLOCK_SIZE] * BLOCK_SIZE + (int64_t)(position % BLOCK_SIZE);
       }
       committed[b] += grow[b];
       in->anchor_ids[b] = (int64_t)(test_random(&seed) % m->vocab_size);
@@ -101,20 +118,27 @@ static void make_scenario(struct scenario *s, const struct k3_dspark_model *m, c
       else
         memcpy(in->taps + 2 * i, (unsigned char *)&bits + 2, 2);
     }
-    for (uint64_t i = 0; i < N_REQUESTS * m->block_width; i++)
+    for (uint64_t i = 0; i < in->n_requests * m->block_width; i++)
       in->previous_ids[i] = (int64_t)(test_random(&seed) % m->vocab_size);
+    bool is_new[2] = {true, true};
+    for (int before = 0; before < r; before++) {
+      is_new[0] &= s->rounds[before].n_rows != in->n_rows;
+      is_new[1] &= s->rounds[before].n_requests != in->n_requests;
+    }
+    s->n_shapes[0] += is_new[0];
+    s->n_shapes[1] += is_new[1];
   }
 }
 
 static void free_scenario(struct scenario *s) {
-  for (int r = 0; r < N_ROUNDS; r++)
+  for (int r = 0; r < s->n_rounds; r++)
     free(s->rounds[r].taps);
 }
 
 // --- one engine ------------------------------------------------------------------------------------------------------------------------------------
 
 static enum k3_status alloc_arena(struct k3_engine *engine, const struct scenario *s, struct arena *arena, struct k3_error *err) {
-  const uint64_t q = N_REQUESTS * s->m->block_width;
+  const uint64_t q = s->max_requests * s->m->block_width;
   struct {
     void *field;
     uint64_t nbytes;
@@ -122,17 +146,17 @@ static enum k3_status alloc_arena(struct k3_engine *engine, const struct scenari
       {&arena->taps, MAX_ROWS * s->m->n_taps * s->m->target_hidden_size * 4},
       {&arena->positions, MAX_ROWS * 8},
       {&arena->slots, MAX_ROWS * 8},
-      {&arena->anchor_ids, N_REQUESTS * 8},
-      {&arena->anchor_positions, N_REQUESTS * 8},
+      {&arena->anchor_ids, s->max_requests * 8},
+      {&arena->anchor_positions, s->max_requests * 8},
       {&arena->block_tables, sizeof s->block_tables},
       {&arena->previous_ids, q * 8},
       {&arena->out.ids, q * 8},
-      {&arena->out.states, n_outputs(s->m, 0) * 4},
-      {&arena->out.rows, n_outputs(s->m, 1) * 4},
-      {&arena->out.hidden, n_outputs(s->m, 2) * 4},
-      {&arena->out.base_logits, n_outputs(s->m, 3) * 4},
-      {&arena->out.logits, n_outputs(s->m, 4) * 4},
-      {&arena->out.confidence, n_outputs(s->m, 5) * 4},
+      {&arena->out.states, n_outputs(s, 0) * 4},
+      {&arena->out.rows, n_outputs(s, 1) * 4},
+      {&arena->out.hidden, n_outputs(s, 2) * 4},
+      {&arena->out.base_logits, n_outputs(s, 3) * 4},
+      {&arena->out.logits, n_outputs(s, 4) * 4},
+      {&arena->out.confidence, n_outputs(s, 5) * 4},
   };
   for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
     void *memory;
@@ -154,12 +178,12 @@ static enum k3_status run_round(struct k3_engine *engine, struct k3_session *ses
   const struct round_inputs *in = &s->rounds[round];
   const struct k3_dspark_model *m = s->m;
   const enum k3_memory memory = engine->info.memory;
-  const uint64_t width = m->n_taps * m->target_hidden_size, value_nbytes = k3_dtype_bits(s->test->taps) / 8, q = N_REQUESTS * m->block_width;
+  const uint64_t width = m->n_taps * m->target_hidden_size, value_nbytes = k3_dtype_bits(s->test->taps) / 8, q = in->n_requests * m->block_width;
   K3_TRY(k3_memory_write(engine, a->taps, in->taps, in->n_rows * width * value_nbytes, err));
   K3_TRY(k3_memory_write(engine, a->positions, in->positions, in->n_rows * 8, err));
   K3_TRY(k3_memory_write(engine, a->slots, in->slots, in->n_rows * 8, err));
-  K3_TRY(k3_memory_write(engine, a->anchor_ids, in->anchor_ids, sizeof in->anchor_ids, err));
-  K3_TRY(k3_memory_write(engine, a->anchor_positions, in->anchor_positions, sizeof in->anchor_positions, err));
+  K3_TRY(k3_memory_write(engine, a->anchor_ids, in->anchor_ids, in->n_requests * 8, err));
+  K3_TRY(k3_memory_write(engine, a->anchor_positions, in->anchor_positions, in->n_requests * 8, err));
   K3_TRY(k3_memory_write(engine, a->block_tables, s->block_tables, sizeof s->block_tables, err));
   K3_TRY(k3_memory_write(engine, a->previous_ids, in->previous_ids, q * 8, err));
   struct k3_array taps[8];
@@ -177,7 +201,7 @@ static enum k3_status run_round(struct k3_engine *engine, struct k3_session *ses
   };
   K3_TRY(k3_session_append(session, cache, &context, NULL, err));
   const struct k3_draft draft = {
-      .n_requests = N_REQUESTS,
+      .n_requests = in->n_requests,
       .anchor_ids = a->anchor_ids,
       .anchor_positions = a->anchor_positions,
       .block_tables = a->block_tables,
@@ -192,26 +216,22 @@ static enum k3_status run_round(struct k3_engine *engine, struct k3_session *ses
   K3_TRY(k3_session_draft(session, cache, &draft, NULL, err));
   void *const from[] = {a->out.states, a->out.rows, a->out.hidden, a->out.base_logits, a->out.logits, a->out.confidence};
   void *const to[] = {out->states, out->rows, out->hidden, out->base_logits, out->logits, out->confidence};
-  for (unsigned i = 0; i < 6; i++) {
-    const uint64_t n = i == 0   ? in->n_rows * m->hidden_size
-                       : i == 1 ? m->n_layers * in->n_rows * (m->kv_lora_rank + m->qk_rope_head_dim)
-                                : n_outputs(m, i);
-    K3_TRY(k3_memory_read(engine, to[i], from[i], n * 4, err));
-  }
+  for (unsigned i = 0; i < 6; i++)
+    K3_TRY(k3_memory_read(engine, to[i], from[i], n_values(m, in->n_rows, in->n_requests, i) * 4, err));
   return k3_memory_read(engine, out->ids, a->out.ids, q * 8, err);
 }
 
 static enum k3_status run_engine(struct k3_engine *engine, const struct scenario *s, struct outputs *outs, struct k3_error *err) {
   struct arena arena = {0};
   struct k3_cache cache = {0};
-  const struct k3_session_options options = {.max_requests = N_REQUESTS, .max_context_rows = 64, .max_keys = MAX_CONTEXT + 16, .n_threads = 1};
+  const struct k3_session_options options = {.max_requests = s->max_requests, .max_context_rows = 64, .max_keys = MAX_CONTEXT + 16, .n_threads = 1};
   static const float scales[] = {0.02f, 0.03f};
   struct k3_session *session = k3_session_create(engine, &options, err);
   enum k3_status status = session ? alloc_arena(engine, s, &arena, err) : err->status;
   const bool fp8 = s->test->cache == K3_DTYPE_F8_E4M3 || s->test->cache == K3_DTYPE_F8_E5M2;
   if (status == K3_OK)
     status = k3_cache_create(engine, s->test->cache, s->n_blocks, BLOCK_SIZE, fp8 ? scales : NULL, &cache, err);
-  for (int r = 0; status == K3_OK && r < N_ROUNDS; r++)
+  for (int r = 0; status == K3_OK && r < s->n_rounds; r++)
     status = run_round(engine, session, &cache, s, &arena, r, &outs[r], err);
   k3_cache_free(engine, &cache);
   free_arena(engine, &arena);
@@ -219,11 +239,11 @@ static enum k3_status run_engine(struct k3_engine *engine, const struct scenario
   return status;
 }
 
-static void alloc_outputs(const struct k3_dspark_model *m, struct outputs *out) {
+static void alloc_outputs(const struct scenario *s, struct outputs *out) {
   float **fields[] = {&out->states, &out->rows, &out->hidden, &out->base_logits, &out->logits, &out->confidence};
   for (unsigned i = 0; i < 6; i++)
-    *fields[i] = calloc(n_outputs(m, i), sizeof(float));
-  out->ids = calloc(N_REQUESTS * m->block_width, sizeof *out->ids);
+    *fields[i] = calloc(n_outputs(s, i), sizeof(float));
+  out->ids = calloc(s->max_requests * s->m->block_width, sizeof *out->ids);
 }
 
 static void free_outputs(struct outputs *out) {
@@ -235,7 +255,7 @@ struct rank {
   const struct scenario *scenario;
   struct k3_comm *comm;
   int rank, size;
-  struct outputs outs[N_ROUNDS];
+  struct outputs outs[MAX_ROUNDS];
   enum k3_status status;
   struct k3_error err;
 };
@@ -263,8 +283,8 @@ static float difference(const float *a, const float *b, uint64_t n) {
 }
 
 // An id may differ only where the CPU's logits of both are as good as equal.
-static bool same_ids(const struct k3_dspark_model *m, const struct outputs *got, const struct outputs *want, float tolerance) {
-  for (uint64_t i = 0; i < N_REQUESTS * m->block_width; i++) {
+static bool same_ids(const struct k3_dspark_model *m, uint64_t n_requests, const struct outputs *got, const struct outputs *want, float tolerance) {
+  for (uint64_t i = 0; i < n_requests * m->block_width; i++) {
     const int64_t a = got->ids[i], b = want->ids[i];
     if (a == b)
       continue;
@@ -280,18 +300,18 @@ static bool compare(const char *name, const struct scenario *s, int size, int ra
   const float *tolerance = TOLERANCES[f32 ? 0 : 1];
   bool ok = true;
   float worst = 0;
-  for (int r = 0; r < N_ROUNDS; r++) {
+  for (int r = 0; r < s->n_rounds; r++) {
     const float *a[] = {got[r].states, got[r].rows, got[r].hidden, got[r].base_logits, got[r].logits, got[r].confidence};
     const float *b[] = {want[r].states, want[r].rows, want[r].hidden, want[r].base_logits, want[r].logits, want[r].confidence};
     for (unsigned i = 0; i < 6; i++) {
-      const float d = difference(a[i], b[i], n_outputs(s->m, i));
+      const float d = difference(a[i], b[i], n_outputs(s, i));
       if (!(d <= tolerance[0])) {
         printf("FAILED %s tp %d rank %d round %d: %s differs by %g of its size\n", name, size, rank, r, names[i], (double)d);
         ok = false;
       }
       worst = d <= worst ? worst : d;
     }
-    if (!same_ids(s->m, &got[r], &want[r], tolerance[0])) {
+    if (!same_ids(s->m, s->rounds[r].n_requests, &got[r], &want[r], tolerance[0])) {
       printf("FAILED %s tp %d rank %d round %d: other drafts\n", name, size, rank, r);
       ok = false;
     }
@@ -301,7 +321,35 @@ static bool compare(const char *name, const struct scenario *s, int size, int ra
   return ok;
 }
 
+// What the simulator counts (tests/cuda_sim/runtime.cc). On a device all of it stays zero.
+static struct counters { uint64_t is_simulated, captures, replays, kernels, in_no_capture; } * counters;
+
+static void open_counters(void) {
+  char path[64];
+  FILE *file = tmpfile();  // open until the end
+  void *memory = !file || ftruncate(fileno(file), 4096) != 0 ? MAP_FAILED : mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fileno(file), 0);
+  if (memory == MAP_FAILED)
+    abort();
+  snprintf(path, sizeof path, "/proc/self/fd/%d", fileno(file));
+  setenv("SIM_COUNTERS", path, 1);
+  counters = memory;
+}
+
+// "captures the step and replays it twice with other inputs": on every rank each shape was captured once, everything was replayed from a graph, and
+// no kernel was launched outside one.
+static bool check_counters(const char *name, const struct scenario *s, int size, const struct counters *before) {
+  const uint64_t n = (uint64_t)size, captures = counters->captures - before->captures, replays = counters->replays - before->replays;
+  const uint64_t want_captures = n * (s->n_shapes[0] + s->n_shapes[1]), want_replays = n * 2 * (uint64_t)s->n_rounds;
+  if (!counters->is_simulated || (captures == want_captures && replays == want_replays && counters->in_no_capture == before->in_no_capture))
+    return true;
+  printf("FAILED %s tp %d: %llu captures, %llu replays, %llu kernels outside a graph instead of %llu, %llu, 0\n", name, size,
+         (unsigned long long)captures, (unsigned long long)replays, (unsigned long long)(counters->in_no_capture - before->in_no_capture),
+         (unsigned long long)want_captures, (unsigned long long)want_replays);
+  return false;
+}
+
 static bool run_size(const char *name, const struct test_model *model, const struct scenario *s, int size, const struct outputs *want) {
+  const struct counters before = *counters;
   struct k3_comm *comms[16] = {NULL};
   struct k3_error err = {0};
   char text[1024];
@@ -315,8 +363,8 @@ static bool run_size(const char *name, const struct test_model *model, const str
   }
   for (int r = 0; r < size; r++) {
     ranks[r] = (struct rank){.model = model, .scenario = s, .comm = comms[r], .rank = r, .size = size};
-    for (int i = 0; i < N_ROUNDS; i++)
-      alloc_outputs(s->m, &ranks[r].outs[i]);
+    for (int i = 0; i < s->n_rounds; i++)
+      alloc_outputs(s, &ranks[r].outs[i]);
     if (pthread_create(&threads[r], NULL, run_rank, &ranks[r]) != 0)
       abort();
   }
@@ -329,26 +377,26 @@ static bool run_size(const char *name, const struct test_model *model, const str
     } else {
       ok &= compare(name, s, size, r, ranks[r].outs, want, model->weights.all_f32);
     }
-    for (int i = 0; i < N_ROUNDS; i++)
+    for (int i = 0; i < s->n_rounds; i++)
       free_outputs(&ranks[r].outs[i]);
     if (comms[r])
       comms[r]->ops->destroy(comms[r]);
   }
-  return ok;
+  return ok && check_counters(name, s, size, &before);
 }
 
 static bool run_case(const struct test_scheme *scheme, const struct test_case *test, int max_size) {
   char name[128];
   struct test_model model;
   struct scenario s;
-  struct outputs want[N_ROUNDS];
+  struct outputs want[MAX_ROUNDS];
   struct k3_error err = {0};
   bool ok = true;
   snprintf(name, sizeof name, "%s %s", scheme->name, test->name);
   test_model_create(&model, scheme, test->variant, 1000 + test->variant);
   make_scenario(&s, &model.dims, test, 77);
-  for (int i = 0; i < N_ROUNDS; i++)
-    alloc_outputs(&model.dims, &want[i]);
+  for (int i = 0; i < s.n_rounds; i++)
+    alloc_outputs(&s, &want[i]);
   struct k3_engine *cpu = test_engine_create(&model, "cpu", NULL, 0, 1, &err);
   if (!cpu || run_engine(cpu, &s, want, &err) != K3_OK) {
     char text[1024];
@@ -359,7 +407,7 @@ static bool run_case(const struct test_scheme *scheme, const struct test_case *t
   for (int i = 0; ok && i < 4 && test->sizes[i]; i++)
     if (test->sizes[i] <= max_size)
       ok &= run_size(name, &model, &s, test->sizes[i], want);
-  for (int i = 0; i < N_ROUNDS; i++)
+  for (int i = 0; i < s.n_rounds; i++)
     free_outputs(&want[i]);
   free_scenario(&s);
   test_model_free(&model);
@@ -378,18 +426,21 @@ static bool wanted(const char *scheme, const char *test, int argc, char **argv) 
 
 int main(int argc, char **argv) {
   // Every scheme of the matrix at tp 1 and 2, BF16 and NVFP4 also at 4 and 8.
-  static const struct test_case every = {"plain", 0, K3_DTYPE_BF16, K3_DTYPE_BF16, {1, 2}, false};
-  static const struct test_case wide = {"plain", 0, K3_DTYPE_BF16, K3_DTYPE_BF16, {1, 2, 4, 8}, false};
+  static const struct test_case every = {"plain", 0, K3_DTYPE_BF16, K3_DTYPE_BF16, {1, 2}, false, {0}};
+  static const struct test_case wide = {"plain", 0, K3_DTYPE_BF16, K3_DTYPE_BF16, {1, 2, 4, 8}, false, {0}};
   // With F32 activations the decoding of quantised weights shows to the last bits.
-  static const struct test_case exact = {"with f32 activations", 16, K3_DTYPE_F32, K3_DTYPE_BF16, {1, 2}, false};
+  static const struct test_case exact = {"with f32 activations", 16, K3_DTYPE_F32, K3_DTYPE_BF16, {1, 2}, false, {0}};
   static const struct test_case others[] = {
-      {"causal, tap norms, split taps, f32 taps, fp8 cache", 1 | 2, K3_DTYPE_F8_E4M3, K3_DTYPE_F32, {1}, true},
-      {"odd widths, e5m2 cache", 4 | 8, K3_DTYPE_F8_E5M2, K3_DTYPE_BF16, {1}, false},
-      {"tap norms, f32 cache", 2, K3_DTYPE_F32, K3_DTYPE_BF16, {1}, false},
+      {"causal, tap norms, split taps, f32 taps, fp8 cache", 1 | 2, K3_DTYPE_F8_E4M3, K3_DTYPE_F32, {1}, true, {0}},
+      {"odd widths, e5m2 cache", 4 | 8, K3_DTYPE_F8_E5M2, K3_DTYPE_BF16, {1}, false, {0}},
+      {"tap norms, f32 cache", 2, K3_DTYPE_F32, K3_DTYPE_BF16, {1}, false, {0}},
   };
+  // Batch sizes that take turns: each has its graph, replayed twice with other inputs between the others'.
+  static const struct test_case buckets = {"batch sizes in turns", 0, K3_DTYPE_BF16, K3_DTYPE_BF16, {1, 2}, false, {1, 2, 4, 1, 2, 4, 1, 2, 4}};
   const char *limit = getenv("K3_TEST_MAX_TP");
   const int max_size = limit ? atoi(limit) : 16;
   int n_failed = 0, n_run = 0;
+  open_counters();
   for (size_t i = 0; i < sizeof SCHEMES / sizeof SCHEMES[0]; i++) {
     const struct test_scheme *scheme = &SCHEMES[i];
     const bool is_wide = scheme->scheme == K3_SCHEME_BF16 || strcmp(scheme->name, "nvfp4-divide") == 0;
@@ -400,6 +451,10 @@ int main(int argc, char **argv) {
     if (!k3_scheme_is_plain(scheme->scheme) && wanted(scheme->name, exact.name, argc, argv)) {
       n_run++;
       n_failed += !run_case(scheme, &exact, max_size);
+    }
+    if ((scheme->scheme == K3_SCHEME_F32 || is_wide) && wanted(scheme->name, buckets.name, argc, argv)) {
+      n_run++;
+      n_failed += !run_case(scheme, &buckets, max_size);
     }
   }
   for (size_t i = 0; i < 2 * sizeof others / sizeof others[0]; i++) {
