@@ -304,6 +304,54 @@ void k3_output_abort(struct k3_output *output) {
   output_release(output);
 }
 
+// A second name for what a commit will replace, so that it can come back. *kept is false where there is nothing.
+static enum k3_status set_aside(const char *path, const char *aside, bool *kept, struct k3_error *err) {
+  unlink(aside);  // of a killed process
+  int failure = must_fail() || link(path, aside) != 0 ? errno : 0;
+  if (failure == EPERM || failure == EOPNOTSUPP || failure == EMLINK)  // a file system without second names
+    failure = rename(path, aside) == 0 ? 0 : errno;
+  *kept = failure == 0;
+  return failure == 0 || failure == ENOENT ? K3_OK : k3_fail_errno(err, failure, path, "cannot set the old file aside");
+}
+
+struct replaced {
+  char *path, *aside;
+  bool kept;
+};
+
+enum k3_status k3_outputs_commit(struct k3_output *const *outputs, size_t n, struct k3_error *err) {
+  struct replaced *replaced = k3_calloc(n ? n : 1, sizeof *replaced, err);
+  enum k3_status status = replaced ? K3_OK : K3_NO_MEMORY;
+  size_t n_begun = 0;
+  for (size_t i = 0; i < n && status == K3_OK; i++) {
+    struct replaced *r = &replaced[i];
+    r->path = k3_strndup(outputs[i]->final_path, strlen(outputs[i]->final_path), err);
+    r->aside = r->path ? k3_asprintf(err, "%s.old", outputs[i]->temp_path) : NULL;
+    status = r->aside ? set_aside(r->path, r->aside, &r->kept, err) : K3_NO_MEMORY;
+    if (status != K3_OK)
+      break;
+    n_begun++;
+    status = k3_output_commit(outputs[i], err);
+  }
+  for (size_t i = n_begun; status != K3_OK && i-- > 0;) {
+    if (replaced[i].kept)
+      rename(replaced[i].aside, replaced[i].path);
+    else
+      unlink(replaced[i].path);
+  }
+  // A rename from one name of a file to another of its names leaves both.
+  for (size_t i = 0; i < n && replaced; i++) {
+    if (replaced[i].kept)
+      unlink(replaced[i].aside);
+    k3_free(replaced[i].path);
+    k3_free(replaced[i].aside);
+  }
+  for (size_t i = 0; i < n; i++)
+    k3_output_abort(outputs[i]);
+  k3_free(replaced);
+  return status;
+}
+
 enum k3_status k3_write_file(const char *path, const void *src, size_t nbytes, bool replace, struct k3_error *err) {
   struct k3_output output;
   K3_TRY(k3_output_create(&output, path, replace, err));
@@ -326,8 +374,14 @@ enum k3_status k3_make_folder(const char *path, struct k3_error *err) {
     char saved = copy[i];
     copy[i] = '\0';
     struct stat st;
-    if (mkdir(copy, 0777) != 0 && !(errno == EEXIST && stat(copy, &st) == 0 && S_ISDIR(st.st_mode)))
-      status = k3_fail_errno(err, errno, copy, "cannot create the folder");
+    int failure = mkdir(copy, 0777) != 0 ? errno : 0;
+    bool there = failure == EEXIST && stat(copy, &st) == 0;
+    if (there && !S_ISDIR(st.st_mode) && i < n)
+      status = k3_fail_errno(err, ENOTDIR, copy, "cannot create a folder in it");
+    else if (there && !S_ISDIR(st.st_mode))
+      status = k3_fail(err, K3_BAD_ARGUMENT, K3_OUT02, copy, NULL, "the name of a folder", "a file has this name");
+    else if (failure != 0 && !there)
+      status = k3_fail_errno(err, failure, copy, "cannot create the folder");
     copy[i] = saved;
   }
   k3_free(copy);

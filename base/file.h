@@ -50,10 +50,14 @@ enum k3_status k3_output_commit(struct k3_output *output, struct k3_error *err);
 // Removes the temporary file. A no-op after commit, after abort and on a zeroed struct with fd -1.
 void k3_output_abort(struct k3_output *output);
 
+// Commits n outputs of one folder, in their order, all or none: what they replace is set aside until the last of them has its name, and comes back when
+// one fails. All are released. A process that is killed in between leaves both: some new files, and the old ones as ".<name>.k3tmp.old".
+enum k3_status k3_outputs_commit(struct k3_output *const *outputs, size_t n, struct k3_error *err);
+
 // Writes a small file whole: create, write, commit.
 enum k3_status k3_write_file(const char *path, const void *src, size_t nbytes, bool replace, struct k3_error *err);
 
-// Creates a folder and its missing parents; an existing folder is fine.
+// Creates a folder and its missing parents; an existing folder is fine, a file in its place is K3_BAD_ARGUMENT with OUT02.
 enum k3_status k3_make_folder(const char *path, struct k3_error *err);
 
 // "dir/name" in new memory (free with k3_free); name alone when dir is "" or NULL.

@@ -7,6 +7,7 @@
 #include "base/alloc.h"
 #include "base/pool.h"
 #include "loader/export_parts.h"
+#include "loader/old_weights.h"
 #include "loader/split.h"
 #include "loader/verify.h"
 
@@ -230,12 +231,32 @@ enum k3_status k3_export_open(struct k3_export *e, struct k3_error *err) {
   return locate_shards(e, err);
 }
 
+// An image in the output folder would be taken for one of the checkpoint's files, by readers and by the removal of an older checkpoint.
+static enum k3_status refuse_own_folder(const struct k3_export *e, struct k3_error *err) {
+  char *folder = realpath(e->folder, NULL), *image = realpath(e->path, NULL), *slash = image ? strrchr(image, '/') : NULL;
+  bool inside = folder && slash && strncmp(image, folder, (size_t)(slash - image)) == 0 && folder[slash - image] == '\0';
+  free(folder);
+  free(image);
+  return inside ? k3_fail(err, K3_BAD_ARGUMENT, K3_OUT02, e->folder, NULL, "another folder", "the output folder holds the image %s", e->path) : K3_OK;
+}
+
 enum k3_status k3_export_begin(struct k3_export *e, size_t n_outputs, struct k3_error *err) {
   e->outputs = k3_calloc(n_outputs, sizeof *e->outputs, err);
   if (!e->outputs)
     return K3_NO_MEMORY;
   e->max_outputs = n_outputs;
-  return k3_make_folder(e->folder, err);
+  K3_TRY(k3_make_folder(e->folder, err));
+  K3_TRY(refuse_own_folder(e, err));
+  const struct k3_manifest *manifest = &e->image.manifest;
+  struct k3_names names = {0};
+  enum k3_status status = K3_OK;
+  for (size_t s = 0; status == K3_OK && s < manifest->n_sources; s++)
+    status = k3_names_add(&names, manifest->sources[s].file, strlen(manifest->sources[s].file), err);
+  k3_names_sort(&names);
+  if (status == K3_OK)
+    status = k3_old_weights_refuse(e->folder, e->replace, &names, err);
+  k3_names_free(&names);
+  return status;
 }
 
 // Opening has proven the front; here the rest is: files that differ from the originals by a bit must not be written as if they were these.
@@ -259,25 +280,23 @@ static enum k3_status check_body(const struct k3_export *e, int n_threads, struc
 enum k3_status k3_export_finish(struct k3_export *e, int n_threads, struct k3_export_result *result, struct k3_error *err) {
   K3_TRY(check_body(e, n_threads, err));
   K3_TRY(copy_all(e, n_threads, err));
-  char **names = k3_calloc(e->n_outputs, sizeof *names, err);
-  enum k3_status status = names ? K3_OK : K3_NO_MEMORY;
-  for (size_t i = 0; status == K3_OK && i < e->n_outputs; i++) {
-    names[i] = k3_strndup(e->outputs[i].final_path, strlen(e->outputs[i].final_path), err);
-    status = names[i] ? K3_OK : K3_NO_MEMORY;
-  }
   // Weights first, JSON files (the index among them) last: whoever finds an index finds what it names.
-  size_t n_done = 0;
-  while (status == K3_OK && n_done < e->n_outputs) {
-    status = k3_output_commit(&e->outputs[n_done], err);
-    n_done += status == K3_OK;
+  struct k3_output **outputs = k3_calloc(e->n_outputs, sizeof *outputs, err);
+  struct k3_names names = {0};
+  enum k3_status status = outputs ? K3_OK : K3_NO_MEMORY;
+  for (size_t i = 0; status == K3_OK && i < e->n_outputs; i++) {
+    const char *name = k3_path_base(e->outputs[i].final_path);
+    outputs[i] = &e->outputs[i];
+    status = k3_names_add(&names, name, strlen(name), err);
   }
-  // A part of a checkpoint is worse than none. Files that replaced others stay: the others are gone either way.
-  for (size_t i = 0; status != K3_OK && !e->replace && i < n_done; i++)
-    unlink(names[i]);
-  for (size_t i = 0; names && i < e->n_outputs; i++)
-    k3_free(names[i]);
-  k3_free(names);
-  result->n_files = n_done;
+  k3_names_sort(&names);
+  if (status == K3_OK)
+    status = k3_outputs_commit(outputs, e->n_outputs, err);
+  if (status == K3_OK && e->replace)
+    status = k3_old_weights_remove(e->folder, &names, err);
+  result->n_files = status == K3_OK ? e->n_outputs : 0;
+  k3_free(outputs);
+  k3_names_free(&names);
   return status;
 }
 

@@ -1,7 +1,6 @@
 // Writes a synthetic checkpoint: lays the tensors out in files, writes the headers, then every 4 MiB of weights as one unit of work.
 #include "loader/synth.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,6 +13,7 @@
 #include "base/pool.h"
 #include "formats/json_write.h"
 #include "formats/safetensors.h"
+#include "loader/old_weights.h"
 #include "loader/synth_moe.h"
 
 enum { CHUNK_NBYTES = 4 << 20, MAX_SHARDS = 99999 };
@@ -38,9 +38,7 @@ struct job {
   struct k3_synth_tensor **order;  // [n_tensors], shard after shard
   struct shard *shards;            // [n_shards]
   uint64_t n_shards, n_chunks;
-  uint64_t n_committed;  // shards that have their names
   struct k3_output index, config, hf_quant;
-  bool has_hf_quant;
   struct k3_synth_normal *normal;
   unsigned char *scratch;  // [n_threads, CHUNK_NBYTES]
 };
@@ -249,41 +247,32 @@ static enum k3_status write_index(struct job *job, struct k3_error *err) {
   return status;
 }
 
-static bool ends_with(const char *text, const char *end) {
-  size_t n = strlen(text), n_end = strlen(end);
-  return n >= n_end && strcmp(text + n - n_end, end) == 0;
-}
-
-static bool is_written_anew(const struct job *job, const char *name) {
-  if (strcmp(name, HF_QUANT_NAME) == 0)
-    return job->has_hf_quant;
-  if (job->n_shards > 1 && strcmp(name, INDEX_NAME) == 0)
-    return true;
+// The outputs in the order of their names' appearance, those that say what is there last; together with old_weights.h this makes two checkpoints never one.
+static enum k3_status give_names(struct job *job, struct k3_error *err) {
+  struct k3_output **outputs = k3_calloc(job->n_shards + 3, sizeof *outputs, err);
+  struct k3_names names = {0};
+  size_t n = 0;
+  if (!outputs)
+    return K3_NO_MEMORY;
   for (uint64_t s = 0; s < job->n_shards; s++)
-    if (strcmp(job->shards[s].name, name) == 0)
-      return true;
-  return false;
-}
-
-// Weights, indexes and the second config of another checkpoint in the folder would make two checkpoints one: refused, or removed when `replace` is set and the new files
-// are in place.
-static enum k3_status other_weights(const struct job *job, bool remove, struct k3_error *err) {
-  DIR *dir = opendir(job->folder);
-  if (!dir)
-    return errno == ENOENT ? K3_OK : k3_fail_errno(err, errno, job->folder, "cannot list");
-  enum k3_status status = K3_OK;
-  for (struct dirent *entry; status == K3_OK && (entry = readdir(dir));) {
-    if (entry->d_name[0] == '.' || !(ends_with(entry->d_name, ".safetensors") || ends_with(entry->d_name, ".safetensors.index.json") ||
-                                     strcmp(entry->d_name, HF_QUANT_NAME) == 0))
-      continue;
-    if (is_written_anew(job, entry->d_name) && (remove || job->options->replace))
-      continue;
-    if (!job->options->replace)
-      status = k3_fail(err, K3_EXISTS, K3_OUT01, job->folder, NULL, "an empty folder, or --force", "the folder holds %s", entry->d_name);
-    else if (remove && unlinkat(dirfd(dir), entry->d_name, 0) != 0)
-      status = k3_fail_errno(err, errno, job->folder, "cannot remove an old file of");
+    outputs[n++] = &job->shards[s].output;
+  struct k3_output *const others[] = {&job->index, &job->hf_quant, &job->config};
+  for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
+    if (others[i]->fd >= 0)
+      outputs[n++] = others[i];
   }
-  closedir(dir);
+  enum k3_status status = K3_OK;
+  for (size_t i = 0; i < n && status == K3_OK; i++) {
+    const char *name = k3_path_base(outputs[i]->final_path);
+    status = k3_names_add(&names, name, strlen(name), err);
+  }
+  k3_names_sort(&names);
+  if (status == K3_OK)
+    status = k3_outputs_commit(outputs, n, err);
+  if (status == K3_OK && job->options->replace)
+    status = k3_old_weights_remove(job->folder, &names, err);
+  k3_names_free(&names);
+  k3_free(outputs);
   return status;
 }
 
@@ -299,7 +288,6 @@ static enum k3_status write_all(struct job *job, struct k3_error *err) {
   if (!config)
     return K3_NO_MEMORY;
   enum k3_status status = text_file(job, "config.json", &job->config, config, strlen(config), err);
-  job->has_hf_quant = hf_quant != NULL;
   if (status == K3_OK && hf_quant)
     status = text_file(job, HF_QUANT_NAME, &job->hf_quant, hf_quant, strlen(hf_quant), err);
   k3_free(hf_quant);
@@ -307,15 +295,7 @@ static enum k3_status write_all(struct job *job, struct k3_error *err) {
   K3_TRY(status);
   if (!sparse)
     K3_TRY(write_weights(job, err));
-  // Everything is complete: now the names appear, those that say what is there last.
-  for (; job->n_committed < job->n_shards; job->n_committed++)
-    K3_TRY(k3_output_commit(&job->shards[job->n_committed].output, err));
-  if (job->n_shards > 1)
-    K3_TRY(k3_output_commit(&job->index, err));
-  if (job->hf_quant.fd >= 0)
-    K3_TRY(k3_output_commit(&job->hf_quant, err));
-  K3_TRY(k3_output_commit(&job->config, err));
-  return other_weights(job, true, err);
+  return give_names(job, err);
 }
 
 static void fill_report(const struct job *job, struct k3_synth_report *report) {
@@ -326,22 +306,6 @@ static void fill_report(const struct job *job, struct k3_synth_report *report) {
     report->weights_nbytes += job->shards[s].data_nbytes;
     report->files_nbytes += job->shards[s].data_begin + job->shards[s].data_nbytes;
   }
-}
-
-// After a failure between the first new name and the last: takes the names back, unless they replaced old files, which are gone.
-static void take_back(const struct job *job) {
-  if (job->options->replace)
-    return;
-  for (uint64_t s = 0; s < job->n_committed; s++) {
-    char *path = k3_path_join(job->folder, job->shards[s].name, NULL);
-    if (path)
-      unlink(path);
-    k3_free(path);
-  }
-  char *path = job->n_shards > 1 && job->n_committed == job->n_shards ? k3_path_join(job->folder, INDEX_NAME, NULL) : NULL;
-  if (path)
-    unlink(path);
-  k3_free(path);
 }
 
 static enum k3_status unknown_preset(const char *name, struct k3_error *err) {
@@ -368,7 +332,7 @@ enum k3_status k3_synth_write(const char *folder, const struct k3_synth_options 
   if (!k3_scheme_is_plain(options->scheme))
     K3_TRY_GOTO(status, out, k3_synth_quantise(&job.list, options, err));
   K3_TRY_GOTO(status, out, lay_out(&job, err));
-  K3_TRY_GOTO(status, out, other_weights(&job, false, err));
+  K3_TRY_GOTO(status, out, k3_old_weights_refuse(folder, options->replace, &(struct k3_names){0}, err));
   K3_TRY_GOTO(status, out, k3_make_folder(folder, err));
   K3_TRY_GOTO(status, out, write_all(&job, err));
   if (report)
@@ -379,8 +343,6 @@ out:
   k3_output_abort(&job.index);
   k3_output_abort(&job.config);
   k3_output_abort(&job.hf_quant);
-  if (status != K3_OK)
-    take_back(&job);
   if (status != K3_OK && folder_is_new)
     rmdir(folder);
   k3_free(job.scratch);

@@ -64,7 +64,7 @@ edited "$work/k3" "set text_config.linear_attn_config.full_attn_layers -"
 "$K3PACK" check "$work/case" --json >"$work/stdout" 2>/dev/null && complain "B50: a missing list is accepted"
 case $(rules) in *CFG20*) : ;; *) complain "B50, no list: \"$(rules)\"" ;; esac
 edited "$work/k3" "set text_config.linear_attn_config.full_attn_layers [3,4,5]"
-"$K3PACK" check "$work/case" --json >"$work/stdout" 2>/dev/null && complain "B50: a layer of two kinds is accepted"
+found "CFG20" "B50, a layer of two kinds"
 
 # B23: F8_E8M0 and F4 tensors: sixteen 4-bit elements are eight bytes. B70: all 256 codes of E4M3, exactly.
 mkdir "$work/new"
@@ -91,6 +91,58 @@ expect 0 "$K3PACK" diff "$work/new/b23.safetensors" "$work/new/b23.k3p"
 expect 0 "$K3PACK" inspect "$work/new/b70.safetensors" --tensor codes
 expect 0 "$K3PACK" check "$work/new/b53.safetensors" --recipe generic --depth values
 grep -q 'tensors 896/896' "$work/stdout" || complain "B53: not 896 tensors"
+
+# B16: data that begins at any byte is packed with its bits. B25: headers that end around the sizes in which readers read. B26: the cap itself.
+"$python" - "$work/new" <<'END'
+import json, struct, sys
+folder = sys.argv[1]
+def write(name, text, data, length=None):
+    open(folder + "/" + name, "wb").write(struct.pack("<Q", len(text) if length is None else length) + text + data)
+text = b'{"u":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},"f":{"dtype":"F32","shape":[1],"data_offsets":[3,7]}'
+for extra in range(8):
+    write("b16-%d.safetensors" % extra, text + b" " * extra + b"}", b"abc" + struct.pack("<f", 1.0))
+text = b'{"w":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}'
+for end in (65535, 65536, 65537, 99994, 99999, 100000, 100001, 100008):
+    write("b25-%d.safetensors" % end, text.ljust(end - 8), b"x")
+write("b26-at-the-cap.safetensors", b"{}", b"", 100000000)
+write("b26-above.safetensors", b"{}", b"", 100000001)
+# B29: payloads are little-endian.
+values = {"bf16": ("BF16", [2], bytes.fromhex("803f00c0")), "f32": ("F32", [1], bytes.fromhex("0000803f")), "i64": ("I64", [1], bytes.fromhex("0100000000000000"))}
+header, data = {}, b""
+for n, (dtype, shape, value) in values.items():
+    header[n] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(value)]}
+    data += value
+write("b29.safetensors", json.dumps(header).encode(), data)
+# B79: 1.0, NaN, Inf and a NaN with another payload.
+write("b79.safetensors", b'{"w":{"dtype":"BF16","shape":[4],"data_offsets":[0,8]}}', bytes.fromhex("803fc07f807f817f"))
+END
+for file in "$work"/new/b16-*.safetensors "$work"/new/b25-*.safetensors; do
+  expect 0 "$K3PACK" check "$file" --recipe generic --depth values
+  expect 0 "$K3PACK" convert "$file" -o "$work/new/x.k3p" --recipe generic --force
+  expect 0 "$K3PACK" verify "$work/new/x.k3p" --source "$file"
+  case $file in
+    *b16*) "$K3PACK" inspect "$file" --tensor f | grep -q 'min 1.*max 1' || complain "B16: $file does not hold 1.0: $("$K3PACK" inspect "$file" --tensor f)" ;;
+  esac
+done
+expect 1 "$K3PACK" check "$work/new/b26-at-the-cap.safetensors" --recipe generic
+said 'CNT02.*100000000' "B26: the length is not said"
+at_cap=$(cat "$work/stderr")
+expect 1 "$K3PACK" check "$work/new/b26-above.safetensors" --recipe generic
+said 'CNT02.*100000001.*100000000' "B26: length and limit are not said"
+[ "$at_cap" != "$(cat "$work/stderr")" ] || complain "B26: the cap and one more are the same"
+"$K3PACK" inspect "$work/new/b29.safetensors" --tensor bf16 | grep -q 'min -2.*max 1' || complain "B29: BF16 $("$K3PACK" inspect "$work/new/b29.safetensors" --tensor bf16)"
+"$K3PACK" inspect "$work/new/b29.safetensors" --tensor i64 | grep -q '\b1\b' || complain "B29: I64 $("$K3PACK" inspect "$work/new/b29.safetensors" --tensor i64)"
+expect 0 "$K3PACK" convert "$work/new/b79.safetensors" -o "$work/new/b79.k3p" --recipe generic
+said 'VAL02.*3 values' "B79: convert does not count NaN and Inf"
+expect 0 "$K3PACK" export "$work/new/b79.k3p" -o "$work/new/b79"
+cmp "$work/new/b79.safetensors" "$work/new/b79/b79.safetensors" || complain "B79: NaN payloads do not survive"
+# B10: metadata alone is a checkpoint of no tensors, which comes back.
+expect 0 "$K3PACK" convert fixtures/reject/b10-metadata-alone-clean/input.safetensors -o "$work/new/b10.k3p" --recipe generic
+expect 0 "$K3PACK" export "$work/new/b10.k3p" -o "$work/new/b10"
+cmp fixtures/reject/b10-metadata-alone-clean/input.safetensors "$work/new/b10/input.safetensors" || complain "B10: metadata alone does not come back"
+# B35: the index decides whose bytes are packed.
+expect 0 "$K3PACK" convert fixtures/reject/b35-with-index/input -o "$work/new/b35.k3p" --recipe generic
+expect 0 "$K3PACK" diff fixtures/reject/idx-clean/input "$work/new/b35.k3p"
 
 # B80: every tensor of the drafter, taken away one at a time. The embedding, which the target has too, and the confidence head may be absent.
 "$K3PACK" synth "$work/one" --preset tiny --shards 1 --quiet || complain "synth"
@@ -131,6 +183,43 @@ edited "$work/one" "copy context_norm.weight fc_norm.0.weight"
 "$K3PACK" check "$work/case" >/dev/null 2>&1 && complain "B85: a norm that the config does not know is accepted"
 edited "$work/one" "rename layers.1.self_attn.q_b_proj.weight layers.1.self_attn.q_proj.weight"
 "$K3PACK" convert "$work/case" -o "$work/x.k3p" >/dev/null 2>&1 && complain "B85: q_proj in an MLA drafter is packed"
+
+# B104: a folder that holds an older checkpoint: refused, or replaced as a whole; what is not ours stays, and what would spoil the new one is refused.
+"$K3PACK" convert "$work/draft" -o "$work/three.k3p" --quiet 2>/dev/null
+"$K3PACK" convert "$work/one" -o "$work/one.k3p" --quiet 2>/dev/null
+expect 0 "$K3PACK" export "$work/three.k3p" -o "$work/old"
+echo notes >"$work/old/notes.txt"
+expect 2 "$K3PACK" export "$work/one.k3p" -o "$work/old"
+said 'OUT01.*the folder holds model-0000' "B104: what the folder holds is not said"
+expect 0 "$K3PACK" export "$work/one.k3p" -o "$work/old" --force
+[ "$(ls -A "$work/old" | tr '\n' ' ')" = "config.json model.safetensors notes.txt " ] || complain "B104: the folder holds $(ls -A "$work/old" | tr '\n' ' ')"
+expect 0 "$K3PACK" check "$work/old" --strict
+expect 0 "$K3PACK" export "$work/three.k3p" -o "$work/old" --force
+[ "$(ls -A "$work/old" | grep -c .)" = 6 ] && [ ! -e "$work/old/model.safetensors" ] || complain "B104: the folder holds $(ls -A "$work/old" | tr '\n' ' ')"
+echo other >"$work/old/other.safetensors"
+before=$(cd "$work/old" && cksum *)
+expect 2 "$K3PACK" export "$work/one.k3p" -o "$work/old" --force
+said 'OUT01.*other.safetensors' "B104: foreign weights are not named"
+[ "$before" = "$(cd "$work/old" && cksum *)" ] || complain "B104: a refused export changed the folder"
+# An export that fails midway loses nothing: the second file is too large for the limit, or cannot be written over.
+rm "$work/old/other.safetensors"
+before=$(cd "$work/old" && cksum *)
+(ulimit -f 100; exec "$K3PACK" export "$work/one.k3p" -o "$work/old" --force) >/dev/null 2>&1 && complain "B104: no space is not noticed"
+[ "$before" = "$(cd "$work/old" && cksum *)" ] || complain "B104: an export without space changed the folder"
+rm "$work/old/config.json"
+mkdir "$work/old/config.json"
+expect 2 "$K3PACK" export "$work/one.k3p" -o "$work/old" --force
+[ -e "$work/old/model-00001-of-00003.safetensors" ] && [ ! -e "$work/old/model.safetensors" ] || complain "B104: a failed export changed the folder"
+# B103: the output folder holds the image.
+mkdir "$work/own"
+cp "$work/one.k3p" "$work/own/model.safetensors"
+expect 2 "$K3PACK" export "$work/own/model.safetensors" -o "$work/own" --force
+said 'OUT02.*holds the image' "B103: export beside the image"
+cmp -s "$work/one.k3p" "$work/own/model.safetensors" || complain "B103: export replaced its own image"
+# A file where a folder should be is wrong usage, as it is for convert.
+echo file >"$work/file"
+expect 2 "$K3PACK" export "$work/one.k3p" -o "$work/file"
+[ "$(cat "$work/file")" = file ] || complain "export touched a file"
 
 # B88: tap ids: beyond the target, twice; another order is a warning.
 edited "$work/one" "set target_layer_ids [1,3,8]"

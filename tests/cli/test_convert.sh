@@ -120,7 +120,7 @@ expect 0 "$K3PACK" convert "$work/draft" -o "$work/f.k3p" --no-digests
 expect 0 "$K3PACK" verify "$work/f.k3p"
 grep -q 'not proven' "$work/stdout" || complain "verify claims to have proven an image without digests"
 
-# Outputs: kept unless --force, never an input, never in the input's folder, atomic.
+# B103: outputs: kept unless --force, never an input, never in the input's folder, atomic.
 expect 2 "$K3PACK" convert "$work/draft" -o "$work/a.k3p"
 said OUT01 "an existing output is not OUT01"
 expect 0 "$K3PACK" convert "$work/draft" -o "$work/a.k3p" --force

@@ -3,7 +3,7 @@
 "$K3PACK" synth "$work/big" --preset k3-dspark-small --quiet || exit 1
 "$K3PACK" convert "$work/big" -o "$work/good.k3p" --quiet || exit 1
 
-# "kill -9 during convert leaves at most a temp file that the next run removes".
+# B100: "kill -9 during convert leaves at most a temp file that the next run removes".
 mkdir "$work/out"
 killed=0
 for delay in 0.00 0.01 0.02 0.03 0.05 0.08 0.12; do
@@ -40,7 +40,7 @@ esac
 cmp -s "$work/out/x.k3p" "$work/good.k3p" || complain "two converts at once give a bad image"
 [ "$(ls -A "$work/out")" = x.k3p ] || complain "two converts at once leave $(ls -A "$work/out")"
 
-# A full disk (here: a limit on the size of files), a read-only folder: exit 4, old output untouched.
+# B101: a full disk (here: a limit on the size of files), a read-only folder: exit 4, old output untouched.
 cp "$work/draft/config.json" "$work/out/old.k3p"
 (ulimit -f 100; exec "$K3PACK" convert "$work/big" -o "$work/out/old.k3p" --force) >/dev/null 2>"$work/stderr"
 [ $? = 4 ] || complain "no space is not exit 4: $(cat "$work/stderr")"

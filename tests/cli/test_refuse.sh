@@ -26,7 +26,7 @@ variant missing-shard
 rm "$work/missing-shard/$name"
 refused IDX01 missing-shard
 
-# A missing tensor, the three causes told apart: not in the index (MAP02), shard file absent (IDX01 above), shard present without it (IDX02).
+# B32: a missing tensor, the three causes told apart: not in the index (MAP02), shard file absent (IDX01 above), shard present without it (IDX02).
 variant not-in-index
 for file in "$work"/not-in-index/*; do LC_ALL=C sed -i 's/layers\.1\.mlp\.down_proj\.weight/layers.1.mlp.dowm_proj.weight/' "$file"; done
 expect 1 "$K3PACK" check "$work/not-in-index"
@@ -102,9 +102,11 @@ case $(rules) in CFG19*) : ;; *) complain "a broken config.json is \"$(rules)\""
 variant layers
 LC_ALL=C sed -i 's/"num_hidden_layers": 3/"num_hidden_layers": 2/' "$work/layers/config.json"
 refused MAP04 layers
+# B43: no config.json.
 variant no-config
 rm "$work/no-config/config.json"
 expect 3 "$K3PACK" convert "$work/no-config" -o "$work/x.k3p"
+said 'CFG20.*no config.json' "B43: a folder without config.json is not called one"
 
 # A path that leaves the folder, with a real file waiting there.
 variant outside
@@ -132,7 +134,7 @@ for file in "$work"/unknown/*; do LC_ALL=C sed -i 's/markov_head/marxov_head/g' 
 expect 5 "$K3PACK" convert "$work/unknown" -o "$work/x.k3p"
 expect 0 "$K3PACK" convert "$work/unknown" -o "$work/x.k3p" --recipe generic
 
-# Mixed roots, adapters, odd numbers.
+# B44: mixed roots, adapters, odd numbers.
 variant roots
 for file in "$work"/roots/*; do LC_ALL=C sed -i 's/"final_norm\.weight"/"model.norm.weight"/' "$file"; done
 expect 1 "$K3PACK" check "$work/roots" --json

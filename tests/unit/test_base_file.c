@@ -170,6 +170,65 @@ static void every_failing_call_leaves_the_old_output(void **state) {
   assert_content(path, "third", 5);
 }
 
+static enum k3_status write_pair(const char *const paths[2], const char *text, struct k3_error *err) {
+  struct k3_output output[2] = {{.fd = -1}, {.fd = -1}}, *const both[2] = {&output[0], &output[1]};
+  enum k3_status status = K3_OK;
+  for (int i = 0; i < 2 && status == K3_OK; i++) {
+    status = k3_output_create(&output[i], paths[i], true, err);
+    if (status == K3_OK)
+      status = k3_pwrite_full(output[i].fd, text, strlen(text), 0, paths[i], err);
+  }
+  if (status == K3_OK)
+    status = k3_outputs_commit(both, 2, err);
+  for (int i = 0; i < 2; i++)
+    k3_output_abort(&output[i]);
+  return status;
+}
+
+// Two outputs get their names both or neither, whichever call and whichever allocation fails; what they replace comes back. Where there was nothing, nothing is left.
+static void outputs_appear_together(void **state) {
+  (void)state;
+  assert_int_equal(k3_make_folder(temp_path("pair"), NULL), K3_OK);
+  char *first = strdup(temp_path("pair/a")), *second = strdup(temp_path("pair/b"));
+  const char *const paths[2] = {first, second};
+  for (int round = 0; round < 4; round++) {  // nothing there; both; the first alone; the second alone
+    int n_failures = 0;
+    for (uint64_t n = 1;; n++) {
+      unlink(first), unlink(second);
+      if (round == 1 || round == 2)
+        assert_int_equal(k3_write_file(first, "old a", 5, true, NULL), K3_OK);
+      if (round == 1 || round == 3)
+        assert_int_equal(k3_write_file(second, "old b", 5, true, NULL), K3_OK);
+      size_t n_before = temp_n_entries(temp_path("pair"));
+      bool memory = n % 2 == 0;
+      if (memory)
+        k3_alloc_fail_at(n / 2);
+      else
+        k3_io_fail_at(n / 2 + 1, EIO);
+      enum k3_status status = write_pair(paths, "new", NULL);
+      k3_io_fail_at(0, 0);
+      k3_alloc_fail_at(0);
+      if (status == K3_OK) {
+        assert_int_equal(temp_n_entries(temp_path("pair")), 2);
+        assert_content(first, "new", 3);
+        assert_content(second, "new", 3);
+        if (n > 80)
+          break;
+        continue;
+      }
+      assert_int_equal(status, memory ? K3_NO_MEMORY : K3_IO);
+      assert_int_equal(temp_n_entries(temp_path("pair")), n_before);
+      if (round == 1 || round == 2)
+        assert_content(first, "old a", 5);
+      if (round == 1 || round == 3)
+        assert_content(second, "old b", 5);
+      n_failures++;
+    }
+    assert_in_range(n_failures, 20, 60);
+  }
+  free(first), free(second);
+}
+
 // Two processes writing to one place exclude each other by the lock; after the first is gone the second succeeds.
 static void two_writers_exclude_each_other(void **state) {
   (void)state;
@@ -254,6 +313,7 @@ static void paths_and_folders(void **state) {
   assert_int_equal(k3_make_folder(temp_path("x/y/z"), NULL), K3_OK);
   assert_int_equal(k3_write_file(temp_path("x/file"), "", 0, false, NULL), K3_OK);
   assert_int_equal(k3_make_folder(temp_path("x/file/y"), NULL), K3_IO);
+  assert_int_equal(k3_make_folder(temp_path("x/file"), NULL), K3_BAD_ARGUMENT);
 }
 
 int main(void) {
@@ -264,6 +324,7 @@ int main(void) {
       cmocka_unit_test(whole_files_and_mappings),
       cmocka_unit_test(an_output_appears_whole_or_not_at_all),
       cmocka_unit_test(every_failing_call_leaves_the_old_output),
+      cmocka_unit_test(outputs_appear_together),
       cmocka_unit_test(two_writers_exclude_each_other),
       cmocka_unit_test(leftovers_of_a_killed_writer_are_taken_over),
       cmocka_unit_test(a_planted_link_is_not_followed),

@@ -51,6 +51,7 @@ static void refuse(const char *text, const char *said) {
 
 // A config that is not strict JSON is refused with line and column: bare Infinity, -Infinity, NaN, comments, trailing commas, a byte-order mark,
 // twice the same key. The word in a text is no number.
+// B106: what is no strict JSON is refused with its place; words inside texts are texts.
 static void only_strict_json(void **state) {
   (void)state;
   refuse("", "empty");
@@ -255,7 +256,7 @@ static void huge_integers_matter_only_when_used(void **state) {
   k3_config_free(config);
 }
 
-// The same numbers under a locale with a decimal comma, read and written.
+// B107: the same numbers under a locale with a decimal comma, read and written.
 static void numbers_do_not_follow_the_locale(void **state) {
   (void)state;
   static const char text[] = "{\"factor\":40,\"l\":[0.5,1.25],\"mscale\":0.707,\"rms_norm_eps\":1e-05}";

@@ -575,7 +575,7 @@ static double cpu_of_opening(size_t n_tensors) {
   return best;
 }
 
-// "time close to linear (doubling the count at most about doubles the time)", by the CPU's clock and the best of three.
+// B53: "time close to linear (doubling the count at most about doubles the time)", by the CPU's clock and the best of three.
 static void time_is_linear_in_the_count(void **state) {
   (void)state;
   double t20 = cpu_of_opening(20000), t40 = cpu_of_opening(40000), t80 = cpu_of_opening(80000);

@@ -52,7 +52,7 @@ static void check_value(const struct type *type, const char *what, float ours, i
     fail_msg("%s code 0x%02X decodes to %g", what, code, (double)ours);
 }
 
-// All 256 codes of each 8-bit type decode right, and all 16 of E2M1.
+// B70: all 256 codes of each 8-bit type decode right, and all 16 of E2M1.
 static void test_all_codes(void **state) {
   (void)state;
   for (int code = 0; code < 256; code++) {

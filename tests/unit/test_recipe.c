@@ -63,6 +63,7 @@ static void names_have_a_limit(void **state) {
 }
 
 // Names of the format's own tensors: a stacked tensor under one of them would look like a pad or a seal.
+// B11: no rule of a recipe makes a tensor called __metadata__.
 static void the_formats_own_names_are_reserved(void **state) {
   (void)state;
   refused(one_module("\"name\": \"a\", \"into\": \"__pad__.0\", ", ""), "into");

@@ -97,7 +97,7 @@ static void test_context_is_invariant_to_input_layernorm(void **state) {
   rig_close(&r);
 }
 
-// Slot 0 depends on the anchor alone, slot k on the token before it; the base logits on neither.
+// B86: slot 0 depends on the anchor alone, slot k on the token before it; the base logits on neither.
 static void test_markov_dependence(void **state) {
   (void)state;
   struct rig r;
@@ -209,7 +209,7 @@ static void test_64_requests_and_block_sizes(void **state) {
   rig_close(&r);
 }
 
-// No rows, no requests: success, nothing written. Empty context: finite logits (request 0 of the fixture has none).
+// B97: no rows, no requests: success, nothing written. Empty context: finite logits (request 0 of the fixture has none).
 static void test_zero_rows(void **state) {
   (void)state;
   struct rig r;
@@ -300,7 +300,7 @@ static void test_layouts_of_the_caller(void **state) {
   rig_close(&r);
 }
 
-// Embedding and head lent by the target win over the image's; a drafter without either is refused with the way out.
+// B82: embedding and head lent by the target win over the image's; a drafter without either is refused with the way out.
 static void test_borrowed_embedding_and_head(void **state) {
   (void)state;
   struct rig r;
@@ -648,7 +648,7 @@ static void test_refusals(void **state) {
   fixture_close(&f);
 }
 
-// Per head nope rows, then value rows: 2 heads, nope 2, value 3, rank 4, rows filled with 10 * head + row. The absorbed query and the expanded value
+// B94: per head nope rows, then value rows: 2 heads, nope 2, value 3, rank 4, rows filled with 10 * head + row. The absorbed query and the expanded value
 // of each head must meet their own rows only.
 static void test_kv_b_split(void **state) {
   (void)state;
@@ -702,7 +702,7 @@ static void test_kv_b_split(void **state) {
       assert_true(fabsf(query[h][e] - expected) < 1e-4f);
     }
   assert_true(query[1][RK] == 7 && query[1][RK + 1] == 8);  // the rotary part, position 0
-  // One key: attention gives its latent back, also with a score near -60,000.
+  // B98: one key: attention gives its latent back, also with a score near -60,000.
   float row[RK + R] = {1, 0, -2, 0.5f, 0, 0};
   void *layers[1] = {row};
   struct k3_cache cache = {
@@ -735,7 +735,7 @@ static void test_kv_b_split(void **state) {
         assert_true(fabsf(out[h][v] - expected) < 1e-4f);
       }
   }
-  // No key at all: exactly 0, whatever lies in the cache.
+  // B98: no key at all: exactly 0, whatever lies in the cache.
   n_keys = 0;
   for (int e = 0; e < RK + R; e++)
     row[e] = NAN;

@@ -29,7 +29,7 @@ static void test_published_values(void **state) {
   close_to(k3_rope_softmax_scale(&PUBLISHED, 192), 0.13086079996295005, 1e-15);
 }
 
-// Two corrections: softmax by mscale_all_dim squared, amplitude by the ratio. Factor 40 with 0.707 and 1.0, factor 16 with 1.0; nope 4 + rope 4.
+// B91: two corrections: softmax by mscale_all_dim squared, amplitude by the ratio. Factor 40 with 0.707 and 1.0, factor 16 with 1.0; nope 4 + rope 4.
 static void test_both_corrections(void **state) {
   (void)state;
   static const struct { double factor, mscale_all_dim, scale; } rows[] = {{40, 0.707, 0.5620177}, {40, 1, 0.6625075}, {16, 1, 0.5767835}};
@@ -53,7 +53,7 @@ static void test_both_corrections(void **state) {
   close_to(k3_rope_amplitude(&rope), 1.3688879, 1e-6);
   rope.factor = 1;
   assert_true(k3_rope_amplitude(&rope) == 1 && k3_rope_softmax_scale(&rope, 16) == 0.25);
-  rope.yarn = false;
+  rope.yarn = false;  // B92: nope 8 + rope 4, not the latent's 12 + 4
   close_to(k3_rope_softmax_scale(&rope, 12), 1 / sqrt(12), 1e-15);
 }
 
@@ -69,7 +69,7 @@ static void test_ramp_edges(void **state) {
   assert_true(low == 0 && high == 0.001);
 }
 
-// Interleaved: rope dim 4, vector (1, 2, 3, 4), position 1, theta 10000 turns (1, 2) by 1 rad and (3, 4) by 0.01 rad. Position 0 changes nothing.
+// B89: interleaved: rope dim 4, vector (1, 2, 3, 4), position 1, theta 10000 turns (1, 2) by 1 rad and (3, 4) by 0.01 rad. Position 0 changes nothing.
 static void test_interleaved_pairs(void **state) {
   (void)state;
   struct k3_rope rope = {.theta = 10000, .factor = 1};

@@ -578,6 +578,7 @@ static void empty_headers_are_written_and_read(void **state) {
   k3_st_header_free(&header);
 }
 
+// B26: what its reader would refuse is not written.
 static void the_writer_keeps_within_its_readers_cap(void **state) {
   (void)state;
   struct k3_st_writer writer;

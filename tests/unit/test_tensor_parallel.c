@@ -297,7 +297,7 @@ static void *reduce_add_norm(void *arg) {
   return NULL;
 }
 
-// Each partial sum is reduced exactly once: the norm's input is (4, 5); never reduced it would be (4, 1) or (1, 5), reduced twice (7, 9). With one
+// B95: each partial sum is reduced exactly once: the norm's input is (4, 5); never reduced it would be (4, 1) or (1, 5), reduced twice (7, 9). With one
 // rank the sum is complete as it comes.
 static void norm_reads_each_sum_completed_once(void **state) {
   (void)state;
