@@ -23,5 +23,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t nbytes) {
   FUZZ_CHECK(n_seen == summary.n_entries);
   FUZZ_CHECK(!(summary.has_total_size && summary.odd_total_size));
   FUZZ_CHECK(status == K3_OK || (status == K3_BAD_INPUT && (err.rule == K3_IDX10 || err.rule == K3_CNT01) && err.found[0]));
+  if (status == K3_OK) {
+    struct k3_index_summary again;
+    uint64_t n_again = 0;
+    FUZZ_CHECK(k3_index_parse_again(text, nbytes, "input", see, &n_again, &again, NULL) == K3_OK);
+    FUZZ_CHECK(n_again == n_seen && again.n_entries == summary.n_entries && again.total_size == summary.total_size);
+  }
   return 0;
 }
