@@ -120,7 +120,7 @@ int k3_cmd_check(struct k3_cli *cli, int argc, char **argv) {
   struct k3_source_options from = {0};
   struct k3_check_options check = {.generic_fallback = true, .plan = {.digests = true}};
   struct more more = {0};
-  int depth = K3_DEPTH_SCALES, engine = K3_ENGINE_K3PACK;
+  int depth = K3_DEPTH_SCALES, engine = K3_JUDGE_K3PACK;
   const struct k3_option options[] = {
       K3_SOURCE_OPTIONS(from),
       {"depth", 'd', K3_OPT_CHOICE, "headers|scales|values",
@@ -145,7 +145,7 @@ int k3_cmd_check(struct k3_cli *cli, int argc, char **argv) {
   if (!read_ids(cli, "only", &more.only, only, &exit_code) || !read_ids(cli, "ignore", &more.ignore, ignore, &exit_code))
     return exit_code;
   check.depth = (enum k3_depth)depth;
-  check.engine = (enum k3_engine)engine;
+  check.engine = (enum k3_judge)engine;
   struct k3_source source;
   struct k3_error err = {0};
   if (!k3_source_open(cli, cli->operands[0], &from, &check, &source, &exit_code)) {

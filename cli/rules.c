@@ -21,11 +21,11 @@ static void print_rule(enum k3_rule rule) {
   const struct k3_rule_info *info = k3_rule_info(rule);
   const struct k3_rule_advice *advice = k3_rule_advice(rule);
   bool differs = false;
-  printf("%s  %s\n  reads %s; %s", info->id, info->summary, COSTS[info->cost], k3_severity_name(k3_rule_severity(rule, K3_ENGINE_K3PACK)));
-  for (int e = K3_ENGINE_VLLM; e <= K3_ENGINE_TRTLLM; e++)
-    differs |= k3_rule_severity(rule, (enum k3_engine)e) != k3_rule_severity(rule, K3_ENGINE_K3PACK);
-  for (int e = K3_ENGINE_VLLM; differs && e <= K3_ENGINE_TRTLLM; e++)
-    printf(", for %s %s", ENGINES[e], k3_severity_name(k3_rule_severity(rule, (enum k3_engine)e)));
+  printf("%s  %s\n  reads %s; %s", info->id, info->summary, COSTS[info->cost], k3_severity_name(k3_rule_severity(rule, K3_JUDGE_K3PACK)));
+  for (int e = K3_JUDGE_VLLM; e <= K3_JUDGE_TRTLLM; e++)
+    differs |= k3_rule_severity(rule, (enum k3_judge)e) != k3_rule_severity(rule, K3_JUDGE_K3PACK);
+  for (int e = K3_JUDGE_VLLM; differs && e <= K3_JUDGE_TRTLLM; e++)
+    printf(", for %s %s", ENGINES[e], k3_severity_name(k3_rule_severity(rule, (enum k3_judge)e)));
   printf("\n  why: %s\n  what to do: %s\n", advice->why, advice->remedy);
 }
 
@@ -36,8 +36,8 @@ static void write_rule(struct k3_jsonw *json, enum k3_rule rule) {
   k3_jsonw_string(json, "condition", info->summary);
   k3_jsonw_string(json, "cost", COSTS[info->cost]);
   k3_jsonw_begin_object(json, "severity");
-  for (int e = K3_ENGINE_K3PACK; e <= K3_ENGINE_TRTLLM; e++)
-    k3_jsonw_string(json, ENGINES[e], k3_severity_name(k3_rule_severity(rule, (enum k3_engine)e)));
+  for (int e = K3_JUDGE_K3PACK; e <= K3_JUDGE_TRTLLM; e++)
+    k3_jsonw_string(json, ENGINES[e], k3_severity_name(k3_rule_severity(rule, (enum k3_judge)e)));
   k3_jsonw_end_object(json);
   k3_jsonw_string(json, "why", k3_rule_advice(rule)->why);
   k3_jsonw_string(json, "remedy", k3_rule_advice(rule)->remedy);

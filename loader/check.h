@@ -13,7 +13,7 @@ struct k3_check_options {
   const char *recipe;        // name or file; NULL: find one
   bool generic_fallback;     // check: use "generic" when none fits; convert: that is CFG21
   enum k3_depth depth;
-  enum k3_engine engine;     // whose severities count
+  enum k3_judge engine;      // whose severities count
   int n_threads;
   struct k3_progress *progress;
   struct k3_plan_options plan;

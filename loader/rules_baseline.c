@@ -287,7 +287,7 @@ static enum k3_status rmse_of_guess(const struct compare *c, const struct twin *
   return status;
 }
 
-static enum k3_status report_twin(const struct compare *c, const struct twin *twin, enum k3_engine engine, struct k3_baseline_summary *summary,
+static enum k3_status report_twin(const struct compare *c, const struct twin *twin, enum k3_judge engine, struct k3_baseline_summary *summary,
                                   struct k3_findings *findings, struct k3_error *err) {
   const struct k3_linear *linear = &c->plan->linears.items[twin->linear];
   uint32_t t = linear->tensors[k3_linear_weight(linear)];
@@ -326,7 +326,7 @@ static enum k3_status report_twin(const struct compare *c, const struct twin *tw
   return K3_OK;
 }
 
-enum k3_status k3_rules_baseline(const struct k3_plan *plan, const struct k3_ckpt *baseline, enum k3_engine engine, int n_threads,
+enum k3_status k3_rules_baseline(const struct k3_plan *plan, const struct k3_ckpt *baseline, enum k3_judge engine, int n_threads,
                                  struct k3_progress *progress, struct k3_baseline_summary *summary, struct k3_findings *findings,
                                  struct k3_error *err) {
   struct compare c = {.plan = plan, .baseline = baseline, .progress = progress};

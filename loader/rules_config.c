@@ -29,7 +29,7 @@ static const struct {
     {K3_CFG18, {K3_INFO, K3_WARNING, K3_INFO, K3_INFO}},
 };
 
-enum k3_severity k3_rule_severity(enum k3_rule rule, enum k3_engine engine) {
+enum k3_severity k3_rule_severity(enum k3_rule rule, enum k3_judge engine) {
   for (size_t i = 0; i < sizeof BY_ENGINE / sizeof BY_ENGINE[0]; i++) {
     if (BY_ENGINE[i].rule == rule)
       return BY_ENGINE[i].of[engine];
@@ -37,8 +37,8 @@ enum k3_severity k3_rule_severity(enum k3_rule rule, enum k3_engine engine) {
   return k3_rule_info(rule)->severity;
 }
 
-void k3_rules_report(struct k3_findings *findings, enum k3_engine engine, enum k3_rule rule, const char *file, const char *tensor,
-                     const char *allowed, const char *found, ...) {
+void k3_rules_report(struct k3_findings *findings, enum k3_judge engine, enum k3_rule rule, const char *file, const char *tensor, const char *allowed,
+                     const char *found, ...) {
   struct k3_error finding = {0};
   char text[512];
   va_list args;
@@ -53,7 +53,7 @@ struct rules {
   const struct k3_plan *plan;
   const struct k3_linears *linears;
   struct k3_quant_config *config;
-  enum k3_engine engine;
+  enum k3_judge engine;
   struct k3_findings *findings;
   bool drafter;
 };
@@ -249,7 +249,7 @@ static enum k3_status check_kv(const struct rules *r, struct k3_error *err) {
   return K3_OK;
 }
 
-enum k3_status k3_rules_config(const struct k3_plan *plan, enum k3_engine engine, struct k3_findings *findings, struct k3_error *err) {
+enum k3_status k3_rules_config(const struct k3_plan *plan, enum k3_judge engine, struct k3_findings *findings, struct k3_error *err) {
   struct rules r = {plan, &plan->linears, plan->linears.config, engine, findings, strcmp(plan->recipe->family, "k3-dspark") == 0};
   // Weights of an unsupported format were named; what a config says about them follows rules of its own.
   if (findings->n_errors_by_rule[K3_CFG21] > 0)
@@ -265,7 +265,7 @@ enum k3_status k3_rules_config(const struct k3_plan *plan, enum k3_engine engine
     if (r.drafter && r.config->mixed && r.config->n_groups > 1)
       REPORT(&r, K3_CFG18, r.config->file, "config_groups", "one group", "a drafter in %zu mixed-precision groups", r.config->n_groups);
   }
-  if (r.drafter && !plan->linears.config_present && engine != K3_ENGINE_K3PACK)
+  if (r.drafter && !plan->linears.config_present && engine != K3_JUDGE_K3PACK)
     REPORT(&r, K3_CFG17, plan->ckpt->source, "quantization_config", "an own config, or an explicit ignore of the drafter's modules in the target's",
            "a drafter without a statement about quantisation: engines take over the target's");
   return check_kv(&r, err);

@@ -22,7 +22,7 @@ struct member {
 
 struct fusion {
   const struct k3_plan *plan;
-  enum k3_engine engine;
+  enum k3_judge engine;
   const struct k3_scale_facts *facts;
   struct k3_findings *findings;
   struct member *members;
@@ -274,11 +274,11 @@ static void check_view(const struct fusion *f, const char *view) {
            n_tensor, (double)tensor.low, (double)tensor.high, (double)tensor.high / (double)tensor.low);
 }
 
-enum k3_status k3_rules_fusion(const struct k3_plan *plan, enum k3_engine engine, const struct k3_scale_facts *facts, struct k3_findings *findings,
+enum k3_status k3_rules_fusion(const struct k3_plan *plan, enum k3_judge engine, const struct k3_scale_facts *facts, struct k3_findings *findings,
                                struct k3_error *err) {
   struct fusion f = {.plan = plan, .engine = engine, .facts = facts, .findings = findings};
   bool by_name = plan->recipe->keep_names;
-  if (plan->linears.n_quantised == 0 || findings->n_errors_by_rule[K3_CFG21] > 0 || (by_name && engine == K3_ENGINE_K3PACK))
+  if (plan->linears.n_quantised == 0 || findings->n_errors_by_rule[K3_CFG21] > 0 || (by_name && engine == K3_JUDGE_K3PACK))
     return K3_OK;
   for (size_t i = 0; i < plan->linears.n_items; i++) {
     const struct k3_linear *linear = &plan->linears.items[i];

@@ -44,7 +44,7 @@ static bool same_bytes(const struct k3_ckpt *ckpt, const struct ends_of_model *m
 }
 
 // A drafter borrows its head, so the field says nothing about its files.
-static void check_tied(const struct k3_plan *plan, enum k3_engine engine, bool values, struct k3_findings *findings) {
+static void check_tied(const struct k3_plan *plan, enum k3_judge engine, bool values, struct k3_findings *findings) {
   static const char *const paths[] = {"tie_word_embeddings", "text_config.tie_word_embeddings"};
   const struct k3_ckpt *ckpt = plan->ckpt;
   bool tied = false, said = false;
@@ -69,7 +69,7 @@ static void check_tied(const struct k3_plan *plan, enum k3_engine engine, bool v
 }
 
 // One value for every head; files of the release go on to the width of a head, with zeros.
-static enum k3_status check_a_log(const struct k3_plan *plan, enum k3_engine engine, struct k3_findings *findings, struct k3_error *err) {
+static enum k3_status check_a_log(const struct k3_plan *plan, enum k3_judge engine, struct k3_findings *findings, struct k3_error *err) {
   const struct k3_ckpt *ckpt = plan->ckpt;
   uint64_t n_heads = 0;
   if (k3_config_u64(ckpt->config, "linear_attn_config.num_heads", &n_heads, NULL, NULL) != K3_OK || n_heads == 0)
@@ -93,7 +93,7 @@ static enum k3_status check_a_log(const struct k3_plan *plan, enum k3_engine eng
   return K3_OK;
 }
 
-enum k3_status k3_rules_model(const struct k3_plan *plan, enum k3_engine engine, bool scales, bool values, struct k3_findings *findings,
+enum k3_status k3_rules_model(const struct k3_plan *plan, enum k3_judge engine, bool scales, bool values, struct k3_findings *findings,
                               struct k3_error *err) {
   check_tied(plan, engine, values, findings);
   if (!scales || !plan->ckpt->config || strcmp(plan->recipe->family, "kimi-k3") != 0)

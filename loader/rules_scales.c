@@ -34,7 +34,7 @@ struct seen {
 
 struct job {
   const struct k3_plan *plan;
-  enum k3_engine engine;
+  enum k3_judge engine;
   struct k3_scale_facts *facts;
   struct seen *seen;  // [BATCH] of the modules first, first + 1, ...
   size_t first;
@@ -257,7 +257,7 @@ static enum k3_status read_one(void *ctx, int worker, uint64_t item, struct k3_e
 
 struct report {
   const struct k3_plan *plan;
-  enum k3_engine engine;
+  enum k3_judge engine;
   struct k3_findings *findings;
 };
 
@@ -540,7 +540,7 @@ static enum k3_status check_kv(const struct report *r, struct k3_error *err) {
   return K3_OK;
 }
 
-enum k3_status k3_rules_scales(const struct k3_plan *plan, enum k3_engine engine, int n_threads, struct k3_scale_facts *facts,
+enum k3_status k3_rules_scales(const struct k3_plan *plan, enum k3_judge engine, int n_threads, struct k3_scale_facts *facts,
                                struct k3_findings *findings, struct k3_error *err) {
   struct job job = {plan, engine, facts, NULL, 0};
   struct report report = {plan, engine, findings};

@@ -310,7 +310,7 @@ static enum k3_status scan_part(void *ctx, int worker, uint64_t number, struct k
 
 struct report {
   const struct pass *pass;
-  enum k3_engine engine;
+  enum k3_judge engine;
   struct k3_findings *findings;
 };
 
@@ -448,7 +448,7 @@ static enum k3_status read_all(struct pass *pass, struct k3_pool *pool, struct k
   return status;
 }
 
-enum k3_status k3_rules_values(const struct k3_ckpt *ckpt, const struct k3_plan *plan, enum k3_engine engine, int n_threads,
+enum k3_status k3_rules_values(const struct k3_ckpt *ckpt, const struct k3_plan *plan, enum k3_judge engine, int n_threads,
                                struct k3_progress *progress, struct k3_findings *findings, struct k3_error *err) {
   struct pass pass = {.ckpt = ckpt, .plan = plan, .scan = k3_values_scan(), .progress = progress, .mutex = PTHREAD_MUTEX_INITIALIZER};
   struct report report = {&pass, engine, findings};

@@ -49,7 +49,7 @@ static enum k3_status check(const char *source, const char *target, enum k3_dept
     struct k3_baseline_summary result;
     status = k3_ckpt_open(baseline, NULL, &plain, &findings, err);
     if (status == K3_OK)
-      status = k3_rules_baseline(&plan, &plain, K3_ENGINE_K3PACK, 1, NULL, &result, &findings, err);
+      status = k3_rules_baseline(&plan, &plain, K3_JUDGE_K3PACK, 1, NULL, &result, &findings, err);
   }
   if (status == K3_OK && digests) {
     struct k3_digests result;

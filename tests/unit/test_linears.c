@@ -126,7 +126,7 @@ static void facts_of_scales(void **state) {
                  "k3-dspark");
       struct k3_scale_facts *facts = test_calloc(o.plan.linears.n_items, sizeof *facts);
       struct k3_findings findings = {0};
-      assert_int_equal(k3_rules_scales(&o.plan, K3_ENGINE_K3PACK, 2, facts, &findings, NULL), K3_OK);
+      assert_int_equal(k3_rules_scales(&o.plan, K3_JUDGE_K3PACK, 2, facts, &findings, NULL), K3_OK);
       size_t q = (size_t)(linear_of(&o, "layers.0.self_attn.q_a_proj") - o.plan.linears.items);
       size_t kv = (size_t)(linear_of(&o, "layers.0.self_attn.kv_a_proj_with_mqa") - o.plan.linears.items);
       size_t other = (size_t)(linear_of(&o, "layers.1.self_attn.q_a_proj") - o.plan.linears.items);
@@ -152,14 +152,14 @@ static void severities(void **state) {
     const char *id = k3_rule_info((enum k3_rule)rule)->id;
     bool may_differ = strncmp(id, "FUS", 3) == 0 || strcmp(id, "CFG07") == 0 || strcmp(id, "CFG08") == 0 || strcmp(id, "CFG09") == 0 ||
                       (strcmp(id, "CFG15") >= 0 && strcmp(id, "CFG18") <= 0 && strncmp(id, "CFG", 3) == 0);
-    assert_int_equal(k3_rule_severity((enum k3_rule)rule, K3_ENGINE_K3PACK), k3_rule_info((enum k3_rule)rule)->severity);
-    for (int engine = K3_ENGINE_VLLM; engine <= K3_ENGINE_TRTLLM && !may_differ; engine++)
-      assert_int_equal(k3_rule_severity((enum k3_rule)rule, (enum k3_engine)engine), k3_rule_info((enum k3_rule)rule)->severity);
+    assert_int_equal(k3_rule_severity((enum k3_rule)rule, K3_JUDGE_K3PACK), k3_rule_info((enum k3_rule)rule)->severity);
+    for (int engine = K3_JUDGE_VLLM; engine <= K3_JUDGE_TRTLLM && !may_differ; engine++)
+      assert_int_equal(k3_rule_severity((enum k3_rule)rule, (enum k3_judge)engine), k3_rule_info((enum k3_rule)rule)->severity);
   }
-  assert_int_equal(k3_rule_severity(K3_FUS02, K3_ENGINE_K3PACK), K3_INFO);
-  assert_int_equal(k3_rule_severity(K3_FUS02, K3_ENGINE_VLLM), K3_ERROR);
-  assert_int_equal(k3_rule_severity(K3_FUS05, K3_ENGINE_VLLM), K3_ERROR);
-  assert_int_equal(k3_rule_severity(K3_FUS06, K3_ENGINE_VLLM), K3_ERROR);
+  assert_int_equal(k3_rule_severity(K3_FUS02, K3_JUDGE_K3PACK), K3_INFO);
+  assert_int_equal(k3_rule_severity(K3_FUS02, K3_JUDGE_VLLM), K3_ERROR);
+  assert_int_equal(k3_rule_severity(K3_FUS05, K3_JUDGE_VLLM), K3_ERROR);
+  assert_int_equal(k3_rule_severity(K3_FUS06, K3_JUDGE_VLLM), K3_ERROR);
 }
 
 static void names_of_cache_scales(void **state) {

@@ -120,7 +120,7 @@ static void the_first_bad_element_is_named(void **unused) {
     struct k3_findings findings = {0};
     struct k3_error err = {0};
     assert_int_equal(k3_ckpt_open(path, NULL, &ckpt, &findings, &err), K3_OK);
-    assert_int_equal(k3_rules_values(&ckpt, NULL, K3_ENGINE_K3PACK, n_threads, NULL, &findings, &err), K3_OK);
+    assert_int_equal(k3_rules_values(&ckpt, NULL, K3_JUDGE_K3PACK, n_threads, NULL, &findings, &err), K3_OK);
     assert_int_equal(findings.n_errors, 1);
     assert_int_equal(findings.items[0].error.rule, K3_VAL02);
     assert_non_null(strstr(findings.items[0].error.found, "2 NaN or Inf, the first is element 262145"));
