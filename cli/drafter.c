@@ -9,7 +9,6 @@
 #include "cli/staging.h"
 
 enum { BLOCK_SIZE = 64, MAX_REQUESTS = 16 };  // rows of a cache block; requests drafted at a time
-enum { MAX_RANKS = 64, RANK_BOUND_SECONDS = 600 };
 
 static const char *const OUTPUT_NAMES[] = {
 #define OUTPUT_NAME(name) #name,
@@ -40,9 +39,8 @@ enum k3_status k3_drafter_open(struct k3_cli *cli, const char *path, const struc
       .block_width = options->block_width,
       .progress = &cli->progress,
   };
-  if (options->tp < 1 || options->tp > MAX_RANKS)
-    return k3_fail(err, K3_BAD_ARGUMENT, K3_RULE_NONE, NULL, NULL, "1 to 64", "--tp %llu", (unsigned long long)options->tp);
-  K3_TRY(k3_ranks_open(path, &engine_options, (int)options->tp, RANK_BOUND_SECONDS, ranks, err));
+  const struct k3_ranks_options how = {options->tp, options->rank_timeout, options->by_launcher};
+  K3_TRY(k3_ranks_open(path, &engine_options, &how, ranks, err));
   const struct k3_engine_info *info = k3_engine_info(ranks->engines[0]);
   if (!info->has_embedding || !info->has_head) {
     k3_fail(err, K3_BAD_INPUT, K3_RULE_NONE, path, info->has_embedding ? "lm_head.weight" : "model.embed_tokens.weight",
@@ -198,25 +196,25 @@ static enum k3_status append_context(struct k3_session *session, struct k3_stagi
 // One scenario on all ranks.
 struct run {
   struct k3_cli *cli;
-  int n_ranks;
+  const struct k3_ranks *ranks;
   const struct k3_scenario *scenario;
   const struct paging *paging;
   const int64_t *previous_ids;
-  struct k3_drafts *drafts;  // [n_ranks]
+  struct k3_drafts *drafts;  // [ranks->n]
 };
 
 // Threads of one rank: the ranks share what there is.
 static int threads_of_rank(const struct run *run) {
   long n = run->cli->n_threads > 0 ? run->cli->n_threads : sysconf(_SC_NPROCESSORS_ONLN);
-  return run->n_ranks == 1 ? run->cli->n_threads : n > run->n_ranks ? (int)(n / run->n_ranks) : 1;
+  return run->ranks->n == 1 ? run->cli->n_threads : n > run->ranks->n ? (int)(n / run->ranks->n) : 1;
 }
 
-static enum k3_status run_rank(void *ctx, int rank, struct k3_engine *engine, struct k3_error *err) {
+static enum k3_status run_rank(void *ctx, int i, struct k3_engine *engine, struct k3_error *err) {
   const struct run *run = ctx;
   const struct k3_engine_info *info = k3_engine_info(engine);
   const struct k3_scenario *s = run->scenario;
   const struct paging *paging = run->paging;
-  struct k3_drafts *drafts = &run->drafts[rank];
+  struct k3_drafts *drafts = &run->drafts[i];
   struct k3_cache cache = {0};
   struct k3_staging staging = {.engine = engine};
   struct k3_session *session = NULL;
@@ -226,7 +224,7 @@ static enum k3_status run_rank(void *ctx, int rank, struct k3_engine *engine, st
       .max_requests = s->n_requests < MAX_REQUESTS ? s->n_requests : MAX_REQUESTS,
       .max_keys = paging->max_blocks * BLOCK_SIZE,
       .n_threads = threads_of_rank(run),
-      .progress = rank == 0 ? &run->cli->progress : NULL,
+      .progress = run->ranks->first + i == 0 ? &run->cli->progress : NULL,
   };
   session = k3_session_create(engine, &options, err);
   status = session ? K3_OK : K3_NO_MEMORY;
@@ -242,33 +240,49 @@ out:
 }
 
 // The ranks take the same steps, so the others draft too when rank 0 needs logits; what they draft must be the same.
+static const unsigned OF_LOGITS = 1u << K3_DRAFT_draft_ids | 1u << K3_DRAFT_base_logits | 1u << K3_DRAFT_logits | 1u << K3_DRAFT_confidence;
+
 static enum k3_status alloc_rank_outputs(const struct k3_engine_info *info, const struct run *run, unsigned wanted, struct k3_error *err) {
-  const unsigned of_logits = 1u << K3_DRAFT_draft_ids | 1u << K3_DRAFT_base_logits | 1u << K3_DRAFT_logits | 1u << K3_DRAFT_confidence;
-  K3_TRY(alloc_outputs(info, run->scenario, wanted, &run->drafts[0], err));
-  for (int r = 1; r < run->n_ranks; r++)
-    K3_TRY(alloc_outputs(info, run->scenario, wanted & of_logits ? 1u << K3_DRAFT_draft_ids : 0, &run->drafts[r], err));
+  for (int i = 0; i < run->ranks->n; i++) {
+    const bool first = run->ranks->first + i == 0;
+    K3_TRY(alloc_outputs(info, run->scenario, first ? wanted : wanted & OF_LOGITS ? 1u << K3_DRAFT_draft_ids : 0, &run->drafts[i], err));
+  }
   return K3_OK;
 }
 
-static enum k3_status compare_ranks(const struct k3_engine_info *info, const struct run *run, struct k3_error *err) {
-  const int64_t *ids = run->drafts[0].arrays[K3_DRAFT_draft_ids];
-  const uint64_t n = run->scenario->n_requests * info->block_width;
-  for (int r = 1; ids && r < run->n_ranks; r++) {
-    const int64_t *others = run->drafts[r].arrays[K3_DRAFT_draft_ids];
-    for (uint64_t i = 0; i < n; i++) {
-      if (others[i] != ids[i])
-        return k3_fail(err, K3_COMM, K3_RULE_NONE, NULL, "draft_ids", "the same drafts on every rank", "rank %d drafts %lld where rank 0 drafts %lld",
-                       r, (long long)others[i], (long long)ids[i]);
-    }
+static enum k3_status compare_ids(const int64_t *ids, const int64_t *others, int rank, uint64_t n, struct k3_error *err) {
+  for (uint64_t i = 0; i < n; i++) {
+    if (others[i] != ids[i])
+      return k3_fail(err, K3_COMM, K3_RULE_NONE, NULL, "draft_ids", "the same drafts on every rank", "rank %d drafts %lld where rank 0 drafts %lld",
+                     rank, (long long)others[i], (long long)ids[i]);
   }
   return K3_OK;
+}
+
+static enum k3_status compare_ranks(const struct k3_engine_info *info, const struct run *run, struct k3_ranks *ranks, unsigned wanted,
+                                    struct k3_error *err) {
+  const int64_t *ids = run->drafts[0].arrays[K3_DRAFT_draft_ids];
+  const uint64_t n = run->scenario->n_requests * info->block_width;
+  if (!(wanted >> K3_DRAFT_draft_ids & 1))
+    return K3_OK;
+  if (!k3_ranks_are_processes(ranks)) {
+    for (int r = 1; r < ranks->n; r++)
+      K3_TRY(compare_ids(ids, run->drafts[r].arrays[K3_DRAFT_draft_ids], r, n, err));
+    return K3_OK;
+  }
+  int64_t *all = k3_calloc(n * (uint64_t)ranks->size, sizeof *all, err);
+  enum k3_status status = all ? k3_ranks_gather(ranks, "draft_ids", ids, n * sizeof *ids, all, err) : K3_NO_MEMORY;
+  for (int r = 1; r < ranks->size && status == K3_OK; r++)
+    status = compare_ids(all, all + (uint64_t)r * n, r, n, err);
+  k3_free(all);
+  return status;
 }
 
 enum k3_status k3_drafter_run(struct k3_cli *cli, struct k3_ranks *ranks, const struct k3_scenario *s, unsigned wanted, const int64_t *previous_ids,
                               struct k3_drafts *drafts, struct k3_error *err) {
   const struct k3_engine_info *info = k3_engine_info(ranks->engines[0]);
   struct paging paging = {0};
-  struct run run = {cli, ranks->n, s, &paging, previous_ids, NULL};
+  struct run run = {cli, ranks, s, &paging, previous_ids, NULL};
   enum k3_status status;
   *drafts = (struct k3_drafts){0};
   run.drafts = k3_calloc((size_t)ranks->n, sizeof *run.drafts, err);
@@ -278,7 +292,7 @@ enum k3_status k3_drafter_run(struct k3_cli *cli, struct k3_ranks *ranks, const 
   K3_TRY_GOTO(status, out, align_states(s, info->n_taps * info->target_hidden_size, &paging, err));
   K3_TRY_GOTO(status, out, alloc_rank_outputs(info, &run, wanted, err));
   K3_TRY_GOTO(status, out, k3_ranks_run(ranks, run_rank, &run, err));
-  K3_TRY_GOTO(status, out, compare_ranks(info, &run, err));
+  K3_TRY_GOTO(status, out, compare_ranks(info, &run, ranks, wanted, err));
   *drafts = run.drafts[0];
   run.drafts[0] = (struct k3_drafts){0};
 out:

@@ -9,15 +9,18 @@
 struct k3_drafter_options {
   int backend;  // index into K3_DRAFTER_BACKENDS
   uint64_t tp, block_width;
+  double rank_timeout;  // seconds; 0: the default
+  bool by_launcher;     // ranks may be processes (cli/ranks.h)
 };
 
 #define K3_DRAFTER_BACKENDS "cpu|cuda"
 
 // Rows of an option table for the struct `drafter`.
-#define K3_DRAFTER_OPTIONS(drafter)                                                                                           \
-  {"backend", 0, K3_OPT_CHOICE, K3_DRAFTER_BACKENDS, "what computes (default cpu)", &(drafter).backend},                      \
-      {"tp", 0, K3_OPT_U64, "N", "tensor-parallel ranks (default 1)", &(drafter).tp}, {                                       \
-    "block", 0, K3_OPT_U64, "T", "block width; another one than the image's changes every prediction", &(drafter).block_width \
+#define K3_DRAFTER_OPTIONS(drafter)                                                                                                 \
+  {"backend", 0, K3_OPT_CHOICE, K3_DRAFTER_BACKENDS, "what computes (default cpu)", &(drafter).backend},                            \
+      {"tp", 0, K3_OPT_U64, "N", "tensor-parallel ranks (default 1)", &(drafter).tp},                                               \
+      {"rank-timeout", 0, K3_OPT_REAL, "SECONDS", "how long a rank waits for the others (default 600)", &(drafter).rank_timeout}, { \
+    "block", 0, K3_OPT_U64, "T", "block width; another one than the image's changes every prediction", &(drafter).block_width       \
   }
 
 // Opens an image, or a folder that was cut for as many ranks, for drafting and warns about a block width that is not the image's. Fails with *ranks
@@ -46,8 +49,8 @@ const char *k3_draft_output_name(enum k3_draft_output output);
 struct k3_mapping;
 enum k3_status k3_drafter_scenario(const struct k3_engine *engine, const char *path, struct k3_mapping *mapping, struct k3_scenario *scenario,
                                    struct k3_error *err);
-// Runs it: the outputs of the set `wanted` (bits 1 << output), rank 0's. Confidence is left out when the image has no head for it. K3_COMM when the ranks
-// do not draft the same.
+// Runs it: the outputs of the set `wanted` (bits 1 << output), rank 0's; when rank 0 is another process, draft_ids alone. Confidence is left out when
+// the image has no head for it. K3_COMM when the ranks do not draft the same.
 //   previous_ids  [B, T] what each slot is conditioned on instead of its own drafts (runtime.h), or NULL
 enum k3_status k3_drafter_run(struct k3_cli *cli, struct k3_ranks *ranks, const struct k3_scenario *scenario, unsigned wanted,
                               const int64_t *previous_ids, struct k3_drafts *drafts, struct k3_error *err);

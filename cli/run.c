@@ -21,11 +21,14 @@ static const struct k3_cli_help help = {
         "context_kv, hidden, base_logits, logits, draft_ids, confidence, or all of them; confidence only where the image has a head for it.\n\n"
         "--layers runs decoder layers of a packed MiniMax-M3 or DeepSeek-V3.2 instead. IN then holds hidden_states, positions and request_ids (and,\n"
         "behind other layers, their residual); OUT receives hidden_states (what the last layer adds), residual (the stream before that), behind the\n"
-        "model's last layer final_hidden_states, and a tensor taps.K for each --taps.",
+        "model's last layer final_hidden_states, and a tensor taps.K for each --taps.\n\n"
+        "--tp N computes on N ranks. They are threads of this process, or, where a launcher sets WORLD_SIZE above 1, one process each: RANK,\n"
+        "LOCAL_RANK (which GPU), MASTER_ADDR and MASTER_PORT (where rank 0 listens until all have come) are read then, and rank 0 writes OUT.",
     .examples =
         "  k3pack run drafter.k3p --input scenario.safetensors -o drafts.safetensors\n"
         "  k3pack run drafter.k3p --input scenario.safetensors -o all.safetensors --emit all --threads 4\n"
-        "  k3pack run m3.k3p --layers 0..3 --input states.safetensors -o out.safetensors --tp 2",
+        "  k3pack run m3.k3p --layers 0..3 --input states.safetensors -o out.safetensors --tp 2\n"
+        "  RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29511 k3pack run drafter.k3p --input scenario.safetensors -o drafts.safetensors",
 };
 
 // Parses "draft_ids,confidence" or "all" into a set of outputs. False names the word that is none.
@@ -164,10 +167,16 @@ static int show(struct k3_cli *cli, const struct k3_engine_info *info, const str
   return k3_cli_json_end(cli, &json, 0);
 }
 
+// Ranks in several processes must have been asked for the same.
+static enum k3_status agree_on_work(struct k3_ranks *ranks, const struct k3_mapping *input, const char *emit, struct k3_error *err) {
+  K3_TRY(k3_ranks_agree_on_bytes(ranks, "--input", input->data, input->nbytes, err));
+  return k3_ranks_agree(ranks, "--emit", emit, err);
+}
+
 int k3_cmd_run(struct k3_cli *cli, int argc, char **argv) {
   static const char default_emit[] = "draft_ids,confidence";
   const char *input = NULL, *output = NULL, *emit = default_emit, *layers = NULL, *taps = NULL;
-  struct k3_drafter_options drafter = {.tp = 1};
+  struct k3_drafter_options drafter = {.tp = K3_RANKS_AS_LAUNCHED, .by_launcher = true};
   bool force = false, sequence_parallel = false;
   const struct k3_option options[] = {
       {"input", 'i', K3_OPT_TEXT, "IN", "the scenario", &input},
@@ -214,7 +223,7 @@ int k3_cmd_run(struct k3_cli *cli, int argc, char **argv) {
                                                       .output = output,
                                                       .layers = layers,
                                                       .taps = taps,
-                                                      .tp = drafter.tp,
+                                                      .ranks = {drafter.tp, drafter.rank_timeout, drafter.by_launcher},
                                                       .sequence_parallel = sequence_parallel,
                                                       .force = force});
   struct k3_mapping mapping = {0};
@@ -222,12 +231,14 @@ int k3_cmd_run(struct k3_cli *cli, int argc, char **argv) {
   struct k3_drafts drafts = {0};
   struct k3_ranks ranks = {0};
   if (k3_drafter_open(cli, cli->operands[0], &drafter, &ranks, &err) == K3_OK &&
-      k3_drafter_scenario(ranks.engines[0], input, &mapping, &scenario, &err) == K3_OK &&
+      k3_drafter_scenario(ranks.engines[0], input, &mapping, &scenario, &err) == K3_OK && agree_on_work(&ranks, &mapping, emit, &err) == K3_OK &&
       k3_drafter_run(cli, &ranks, &scenario, wanted, NULL, &drafts, &err) == K3_OK &&
-      write_drafts(output, force, k3_engine_info(ranks.engines[0]), &scenario, &drafts, &err) == K3_OK)
-    exit_code = show(cli, k3_engine_info(ranks.engines[0]), &scenario, &drafts);
-  else
+      (ranks.first > 0 || write_drafts(output, force, k3_engine_info(ranks.engines[0]), &scenario, &drafts, &err) == K3_OK)) {
+    exit_code = ranks.first > 0 ? 0 : show(cli, k3_engine_info(ranks.engines[0]), &scenario, &drafts);
+  } else {
+    k3_ranks_abort(&ranks, &err);
     exit_code = k3_cli_fail(cli, &err);
+  }
   k3_drafts_free(&drafts);
   k3_scenario_free(&scenario);
   k3_unmap(&mapping);

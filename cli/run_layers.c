@@ -9,12 +9,11 @@
 #include "base/arith.h"
 #include "base/file.h"
 #include "base/hash.h"
-#include "cli/ranks.h"
 #include "formats/layer_states.h"
 #include "loader/split.h"
 #include "runtime/moe.h"
 
-enum { MAX_RANKS = 64, MAX_TAPS = 64, RANK_BOUND_SECONDS = 600 };
+enum { MAX_RANKS = K3_MAX_RANKS, MAX_TAPS = 64 };
 
 // A whole image, or a folder's shared file and the files of its ranks.
 struct model_file {
@@ -101,7 +100,7 @@ static enum k3_status open_rank_file(struct model_file *model, const char *folde
 static enum k3_status open_model(struct run *run, struct k3_error *err) {
   struct model_file *model = &run->model;
   const char *path = run->options->image;
-  const uint32_t tp = (uint32_t)run->options->tp;
+  const uint32_t tp = (uint32_t)run->ranks.size;
   model->is_folder = k3_is_split_folder(path);
   char *shared = model->is_folder ? k3_path_join(path, K3_SPLIT_SHARED_NAME, err) : NULL;
   if (model->is_folder && !shared)
@@ -158,16 +157,17 @@ static int threads_of_rank(const struct run *run) {
   return run->ranks.n == 1 ? run->cli->n_threads : n > run->ranks.n ? (int)(n / run->ranks.n) : 1;
 }
 
-static enum k3_status run_rank(void *ctx, int rank, struct k3_engine *none, struct k3_error *err) {
+static enum k3_status run_rank(void *ctx, int i, struct k3_engine *none, struct k3_error *err) {
   struct run *run = ctx;
+  const int rank = run->ranks.first + i;
   const struct k3_layer_states *s = &run->states;
   (void)none;
   const struct k3_weights_source source = {.image = &run->model.image, .slices = run->model.is_folder ? &run->model.ranks[rank] : NULL};
   const struct k3_moe_options options = {.first_layer = run->first_layer,
                                          .n_layers = run->n_layers,
                                          .tp_rank = (uint32_t)rank,
-                                         .tp_size = (uint32_t)run->ranks.n,
-                                         .comm = run->ranks.comms ? run->ranks.comms[rank] : NULL,
+                                         .tp_size = (uint32_t)run->ranks.size,
+                                         .comm = run->ranks.comms ? run->ranks.comms[i] : NULL,
                                          .tap = K3_TAP_BEHIND_NORM,
                                          .sequence_parallel = run->options->sequence_parallel,
                                          .taps = run->taps,
@@ -219,16 +219,15 @@ static enum k3_status alloc_outputs(struct run *run, struct k3_error *err) {
   return complete ? K3_OK : K3_NO_MEMORY;
 }
 
-static enum k3_status open_ranks(struct run *run, struct k3_error *err) {
-  struct k3_ranks *ranks = &run->ranks;
-  ranks->n = (int)run->options->tp;
-  ranks->engines = k3_calloc((size_t)ranks->n, sizeof *ranks->engines, err);  // none: the layers have handles of their own
-  if (!ranks->engines)
-    return K3_NO_MEMORY;
-  if (ranks->n == 1)
-    return K3_OK;
-  ranks->comms = k3_calloc((size_t)ranks->n, sizeof *ranks->comms, err);
-  return ranks->comms ? k3_comm_threads_create(ranks->n, RANK_BOUND_SECONDS, ranks->comms, err) : K3_NO_MEMORY;
+// Ranks in several processes must have been asked for the same.
+static enum k3_status agree_on_work(struct run *run, struct k3_error *err) {
+  char seal[65], work[128];
+  k3_hex(seal, run->model.image.identity);
+  snprintf(work, sizeof work, "layers %s, taps %s%s", run->options->layers, run->options->taps ? run->options->taps : "none",
+           run->options->sequence_parallel ? ", sequence parallel" : "");
+  K3_TRY(k3_ranks_agree(&run->ranks, "the image's seal", seal, err));
+  K3_TRY(k3_ranks_agree_on_bytes(&run->ranks, "--input", run->states_mapping.data, run->states_mapping.nbytes, err));
+  return k3_ranks_agree(&run->ranks, "--layers", work, err);
 }
 
 // ---- the output file ----
@@ -306,7 +305,7 @@ static int show(struct run *run) {
     k3_jsonw_u64(&json, "first_layer", first);
     k3_jsonw_u64(&json, "last_layer", last);
     k3_jsonw_u64(&json, "rows", n);
-    k3_jsonw_u64(&json, "tp", run->options->tp);
+    k3_jsonw_u64(&json, "tp", (uint64_t)run->ranks.size);
     k3_jsonw_u64(&json, "reductions_deferred", run->n_deferred);
     k3_jsonw_u64(&json, "reductions_immediate", run->n_immediate);
     k3_jsonw_u64(&json, "reductions_scattered", run->n_scattered);
@@ -316,7 +315,7 @@ static int show(struct run *run) {
   if (cli->quiet)
     return 0;
   printf("layers %llu..%llu on %llu rows, %llu ranks: %llu sums deferred into norms, %llu at once", first, last, n,
-         (unsigned long long)run->options->tp, (unsigned long long)run->n_deferred, (unsigned long long)run->n_immediate);
+         (unsigned long long)run->ranks.size, (unsigned long long)run->n_deferred, (unsigned long long)run->n_immediate);
   if (run->n_scattered > 0)
     printf(", %llu scattered by rows and gathered %llu times", (unsigned long long)run->n_scattered, (unsigned long long)run->n_gathered);
   printf("\n");
@@ -325,8 +324,6 @@ static int show(struct run *run) {
 
 int k3_run_layers(struct k3_cli *cli, const struct k3_run_layers *options) {
   struct k3_error err = {0};
-  if (options->tp < 1 || options->tp > MAX_RANKS)
-    return k3_cli_usage(cli, "--tp takes 1 to %d", MAX_RANKS);
   struct run *run = k3_calloc(1, sizeof *run, &err);
   if (!run)
     return k3_cli_fail(cli, &err);
@@ -337,11 +334,14 @@ int k3_run_layers(struct k3_cli *cli, const struct k3_run_layers *options) {
     exit_code = k3_cli_usage(cli, "--layers takes I..J or I, not \"%s\"", options->layers);
   else if (!parse_taps(options->taps, run->taps, &run->n_taps))
     exit_code = k3_cli_usage(cli, "--taps takes different numbers of layers, separated by commas, not \"%s\"", options->taps);
-  else if (open_model(run, &err) == K3_OK && open_states(run, &err) == K3_OK && alloc_outputs(run, &err) == K3_OK && open_ranks(run, &err) == K3_OK &&
-           k3_ranks_run(&run->ranks, run_rank, run, &err) == K3_OK && write_output(run, &err) == K3_OK)
-    exit_code = show(run);
-  else
+  else if (k3_ranks_meet(&options->ranks, &run->ranks, &err) == K3_OK && open_model(run, &err) == K3_OK && open_states(run, &err) == K3_OK &&
+           alloc_outputs(run, &err) == K3_OK && agree_on_work(run, &err) == K3_OK && k3_ranks_run(&run->ranks, run_rank, run, &err) == K3_OK &&
+           (run->ranks.first > 0 || write_output(run, &err) == K3_OK)) {
+    exit_code = run->ranks.first > 0 ? 0 : show(run);
+  } else {
+    k3_ranks_abort(&run->ranks, &err);
     exit_code = k3_cli_fail(cli, &err);
+  }
   k3_ranks_close(&run->ranks);
   void *arrays[] = {run->aligned_hidden, run->aligned_residual, run->hidden, run->residual, run->final};
   for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++)

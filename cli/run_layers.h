@@ -3,12 +3,13 @@
 #define K3_CLI_RUN_LAYERS_H
 
 #include "cli/cli.h"
+#include "cli/ranks.h"
 
 struct k3_run_layers {
   const char *image, *input, *output;
   const char *layers;  // "I..J" or "I"
   const char *taps;    // "0,2,4", or NULL
-  uint64_t tp;
+  struct k3_ranks_options ranks;
   bool sequence_parallel;
   bool force;
 };

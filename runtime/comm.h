@@ -41,4 +41,15 @@ struct k3_comm {
 //   bound_seconds  how long a step waits for the others
 K3_API enum k3_status k3_comm_threads_create(int size, double bound_seconds, struct k3_comm **comms, struct k3_error *err);
 
+// One rank of several that are processes, on one machine or many: call it in each. Rank 0 listens at address:port until all have come, the others try
+// until it does; sums and gathers pass through rank 0, added in rank order, so that their bits are those of ranks that are threads. Nothing that
+// comes from a connection is believed unchecked, and connections of something else are dropped; whoever can reach the port can take a rank's place,
+// so it belongs into a network that is trusted. All ranks must be of one byte order.
+//   rank, size     this rank and how many there are; a rank with another size, a rank twice: K3_COMM on all
+//   address, port  a name or number of the machine of rank 0, and a port that is free there
+//   bound_seconds  how long the ranks may take to come, and later a step waits for the others
+// On success *comm is to be ended with its ops->destroy; on failure it is NULL, and K3_COMM names who is missing or differs.
+K3_API enum k3_status k3_comm_processes_create(int rank, int size, const char *address, int port, double bound_seconds, struct k3_comm **comm,
+                                               struct k3_error *err);
+
 #endif

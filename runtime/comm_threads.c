@@ -3,25 +3,10 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/alloc.h"
-#include "runtime/comm.h"
-
-typedef unsigned long long ull;  // for %llu
-
-enum kind { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER };
-
-// What a rank has published: where it stands and what it brings.
-struct seat {
-  uint64_t n_arrived;  // barriers entered
-  uint64_t n_steps;    // collectives begun
-  enum kind kind;
-  char step[128];  // a copy, since a rank that leaves takes its own texts along; "" before the first
-  const void *data;
-  uint64_t n;
-  bool gone;
-};
+#include "base/clock.h"
+#include "runtime/comm_seats.h"
 
 struct group {
   pthread_mutex_t mutex;
@@ -29,8 +14,8 @@ struct group {
   int size, n_alive;
   double bound_seconds;
   bool failed;
-  struct k3_error error;  // of the first failure, told to everyone
-  struct seat seats[];    // [size]
+  struct k3_error error;   // of the first failure, told to everyone
+  struct k3_seat seats[];  // [size]
 };
 
 struct comm_threads {
@@ -40,10 +25,6 @@ struct comm_threads {
 
 static struct comm_threads *self_of(struct k3_comm *comm) {
   return (struct comm_threads *)comm;
-}
-
-static const char *kind_name(enum kind kind) {
-  return kind == ALL_REDUCE ? "all-reduce" : kind == REDUCE_SCATTER ? "reduce-scatter" : "all-gather";
 }
 
 // Notes the first failure; the mutex is held.
@@ -60,53 +41,19 @@ static enum k3_status give_error(const struct group *group, struct k3_error *err
   return group->error.status;
 }
 
-// Somebody is missing at this rank's step: the message says who, and where it was seen last.
+// Somebody is missing at this rank's step.
 static void blame(struct group *group, int rank, bool gone, double waited) {
-  const struct seat *mine = &group->seats[rank], *late = NULL;
-  int who = 0;
-  for (int r = 0; r < group->size; r++) {
-    const struct seat *seat = &group->seats[r];
-    if (seat->n_arrived < mine->n_arrived && (!late || (seat->gone && !late->gone))) {
-      late = seat;
-      who = r;
-    }
-  }
-  if (!late)
-    return;
   struct k3_error error = {0};
-  char seen[192];
-  if (late->n_steps == 0)
-    snprintf(seen, sizeof seen, "at no step yet");
-  else
-    snprintf(seen, sizeof seen, "at %s of %s, step %llu", kind_name(late->kind), late->step, (ull)late->n_steps);
-  k3_fail(&error, K3_COMM, K3_RULE_NONE, NULL, mine->step, NULL, "rank %d %s: rank %d expected it at %s of %s, step %llu%s%.3g%s; it was seen %s",
-          who, gone ? "is gone" : "is late or dead", rank, kind_name(mine->kind), mine->step, (ull)mine->n_steps, gone ? " (" : ", and waited ",
-          waited, gone ? " s)" : " s", seen);
-  set_failed(group, &error);
-}
-
-static double seconds_since(const struct timespec *begin) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return (double)(now.tv_sec - begin->tv_sec) + (double)(now.tv_nsec - begin->tv_nsec) * 1e-9;
-}
-
-static bool all_arrived(const struct group *group, uint64_t n_arrived, bool *gone) {
-  bool all = true;
-  for (int r = 0; r < group->size; r++) {
-    bool here = group->seats[r].n_arrived >= n_arrived;
-    all &= here;
-    *gone |= !here && group->seats[r].gone;
-  }
-  return all;
+  if (k3_seats_blame(group->seats, group->size, rank, gone, waited, &error))
+    set_failed(group, &error);
 }
 
 // Enters the next barrier and waits for the others; the mutex is held. Since nobody passes a barrier before everyone is there, what the seats hold
 // stays as it is until the last one has left the step.
 static enum k3_status meet(struct group *group, int rank, struct k3_error *err) {
-  struct timespec begin, deadline;
-  clock_gettime(CLOCK_MONOTONIC, &begin);
-  deadline = begin;
+  const double begin = k3_clock();
+  struct timespec deadline;
+  clock_gettime(CLOCK_MONOTONIC, &deadline);
   deadline.tv_sec += (time_t)group->bound_seconds;
   deadline.tv_nsec += (long)((group->bound_seconds - (double)(time_t)group->bound_seconds) * 1e9);
   if (deadline.tv_nsec >= 1000000000L) {
@@ -116,9 +63,9 @@ static enum k3_status meet(struct group *group, int rank, struct k3_error *err) 
   uint64_t n_arrived = ++group->seats[rank].n_arrived;
   pthread_cond_broadcast(&group->changed);
   bool gone = false, late = false;
-  while (!group->failed && !all_arrived(group, n_arrived, &gone)) {
+  while (!group->failed && !k3_seats_arrived(group->seats, group->size, n_arrived, &gone)) {
     if (gone || late)
-      blame(group, rank, gone, seconds_since(&begin));
+      blame(group, rank, gone, k3_clock() - begin);
     else
       late = pthread_cond_timedwait(&group->changed, &group->mutex, &deadline) != 0;
   }
@@ -126,24 +73,17 @@ static enum k3_status meet(struct group *group, int rank, struct k3_error *err) 
 }
 
 // All ranks must be at the same step.
-static enum k3_status check_agreement(struct group *group, int rank, struct k3_error *err) {
-  const struct seat *mine = &group->seats[rank], *first = &group->seats[0];
-  for (int r = 0; r < group->size && !group->failed; r++) {
-    const struct seat *other = &group->seats[r];
-    if (other->kind == first->kind && other->n == first->n && strcmp(other->step, first->step) == 0)
-      continue;
-    struct k3_error error = {0};
-    k3_fail(&error, K3_COMM, K3_RULE_NONE, NULL, first->step, NULL,
-            "step %llu: expected %s of %s with %llu values as on rank 0, seen %s of %s with %llu on rank %d", (ull)mine->n_steps,
-            kind_name(first->kind), first->step, (ull)first->n, kind_name(other->kind), other->step, (ull)other->n, r);
+static enum k3_status check_agreement(struct group *group, struct k3_error *err) {
+  struct k3_error error = {0};
+  if (!group->failed && !k3_seats_agree(group->seats, group->size, &error))
     set_failed(group, &error);
-  }
   return group->failed ? give_error(group, err) : K3_OK;
 }
 
-static enum k3_status begin_step(struct comm_threads *self, enum kind kind, const char *step, const void *data, uint64_t n, struct k3_error *err) {
+static enum k3_status begin_step(struct comm_threads *self, enum k3_comm_kind kind, const char *step, const void *data, uint64_t n,
+                                 struct k3_error *err) {
   struct group *group = self->group;
-  struct seat *seat = &group->seats[self->comm.rank];
+  struct k3_seat *seat = &group->seats[self->comm.rank];
   pthread_mutex_lock(&group->mutex);
   seat->n_steps++;
   seat->kind = kind;
@@ -152,7 +92,7 @@ static enum k3_status begin_step(struct comm_threads *self, enum kind kind, cons
   seat->n = n;
   enum k3_status status = group->failed ? give_error(group, err) : meet(group, self->comm.rank, err);
   if (status == K3_OK)
-    status = check_agreement(group, self->comm.rank, err);
+    status = check_agreement(group, err);
   pthread_mutex_unlock(&group->mutex);
   return status;
 }
@@ -165,7 +105,7 @@ static void end_step(struct comm_threads *self) {
   pthread_mutex_lock(&group->mutex);
   uint64_t n_arrived = ++group->seats[self->comm.rank].n_arrived;
   pthread_cond_broadcast(&group->changed);
-  while (!all_arrived(group, n_arrived, &gone))
+  while (!k3_seats_arrived(group->seats, group->size, n_arrived, &gone))
     pthread_cond_wait(&group->changed, &group->mutex);
   pthread_mutex_unlock(&group->mutex);
 }
@@ -174,8 +114,8 @@ static void end_step(struct comm_threads *self) {
 static enum k3_status all_reduce(struct k3_comm *comm, const char *step, float *values, uint64_t n, void *stream, struct k3_error *err) {
   struct comm_threads *self = self_of(comm);
   (void)stream;
-  K3_TRY(begin_step(self, ALL_REDUCE, step, values, n, err));
-  const struct seat *seats = self->group->seats;
+  K3_TRY(begin_step(self, K3_COMM_ALL_REDUCE, step, values, n, err));
+  const struct k3_seat *seats = self->group->seats;
   uint64_t size = (uint64_t)comm->size, rank = (uint64_t)comm->rank;
   uint64_t begin = n / size * rank + (n % size * rank) / size, end = n / size * (rank + 1) + (n % size * (rank + 1)) / size;
   for (uint64_t i = begin; i < end; i++) {
@@ -194,8 +134,8 @@ static enum k3_status reduce_scatter(struct k3_comm *comm, const char *step, con
                                      struct k3_error *err) {
   struct comm_threads *self = self_of(comm);
   (void)stream;
-  K3_TRY(begin_step(self, REDUCE_SCATTER, step, values, n, err));
-  const struct seat *seats = self->group->seats;
+  K3_TRY(begin_step(self, K3_COMM_REDUCE_SCATTER, step, values, n, err));
+  const struct k3_seat *seats = self->group->seats;
   const uint64_t size = (uint64_t)comm->size, first = (uint64_t)comm->rank * n;
   for (uint64_t i = 0; i < n; i++) {
     float sum = ((const float *)seats[0].data)[first + i];
@@ -211,7 +151,7 @@ static enum k3_status all_gather(struct k3_comm *comm, const char *step, const v
                                  struct k3_error *err) {
   struct comm_threads *self = self_of(comm);
   (void)stream;
-  K3_TRY(begin_step(self, ALL_GATHER, step, src, nbytes, err));
+  K3_TRY(begin_step(self, K3_COMM_ALL_GATHER, step, src, nbytes, err));
   for (int r = 0; r < comm->size && nbytes > 0; r++)
     memcpy((unsigned char *)dst + (uint64_t)r * nbytes, self->group->seats[r].data, nbytes);
   end_step(self);
@@ -223,9 +163,7 @@ static void leave(struct k3_comm *comm, const struct k3_error *why) {
   pthread_mutex_lock(&group->mutex);
   if (why && why->status != K3_OK && !group->failed) {
     struct k3_error error = {0};
-    char text[384];
-    k3_fail(&error, K3_COMM, why->rule, why->file[0] ? why->file : NULL, why->tensor[0] ? why->tensor : NULL, NULL, "rank %d stopped: %s", comm->rank,
-            k3_printable(text, sizeof text, why->found, strlen(why->found), sizeof text - 1));
+    k3_comm_stopped(comm->rank, why, &error);
     set_failed(group, &error);
   }
   group->seats[comm->rank].gone = true;

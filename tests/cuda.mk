@@ -17,7 +17,7 @@ SIM_OPT_msan  := -O1
 SIM_KERNELS := $(filter-out runtime/cuda/peers_nccl.cu,$(wildcard runtime/cuda/*.cu))
 SIM_HOST    := $(filter-out runtime/cuda/gemm_cublaslt.c,$(wildcard runtime/cuda/*.c))
 SIM_LIB     := $(wildcard base/*.c quant/*.c runtime/cpu/*.c) \
-  $(addprefix runtime/,comm_threads.c cuda_layout.c cuda_loader.c engine.c forward.c kv_cache.c measure.c rope.c session.c weights.c)
+  $(addprefix runtime/,comm_seats.c comm_threads.c cuda_layout.c cuda_loader.c engine.c forward.c kv_cache.c measure.c rope.c session.c weights.c)
 SIM_ENGINE  := $(wildcard tests/cuda_sim/*.cc)
 SIM_TESTS   := $(patsubst tests/kernels/%.c,%,$(wildcard tests/kernels/test_*.c))
 SIM_COMMON   = -g -ffunction-sections $(SIM_OPT_$(1)) $(SIM_SAN_$(1)) -fPIC -pthread -fno-strict-aliasing -fno-omit-frame-pointer -ffp-contract=off -ftls-model=initial-exec -I. -MMD -MP
