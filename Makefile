@@ -59,6 +59,15 @@ $(B)/tests/%: tests/unit/%.c $(B)/libk3pack.a
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS_ALL) -MMD -MP -MF $@.d -Itests/unit $(LDFLAGS_ALL) -o $@ $< $(B)/libk3pack.a -lcmocka $(LIBS)
 
+# Faults within a verb: this test calls the verbs' own functions.
+$(B)/libcli.a: $(filter-out $(B)/cli/main.o,$(CLI_OBJ))
+	@rm -f $@
+	$(AR) rcs $@ $^
+
+$(B)/tests/test_faults: tests/unit/test_faults.c $(B)/libcli.a $(B)/libk3pack.a
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS_ALL) -MMD -MP -MF $@.d -Itests/unit $(LDFLAGS_ALL) -o $@ $< $(B)/libcli.a $(B)/libk3pack.a -lcmocka $(LIBS)
+
 include $(wildcard tests/*.mk runtime/*.mk)
 
 unit: $(UNIT)

@@ -1,8 +1,9 @@
-// Failing allocations, reads and writes: every one in turn, over open, check, convert, verify and export (opening
-// an engine: test_runtime_api.c). No
-// crash, no leak (of memory under a leak checker, of descriptors here), no output left, and an answer that is either an error or the right one.
+// "A failing-allocation loop and a failing-read/write loop over open, check, convert, run": every allocation, read and write in turn, verify and
+// export too. No crash, no leak (of memory under a leak checker, of descriptors here), no output left, and an answer that is either an error or the
+// right one.
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,6 +12,7 @@
 #include "base/alloc.h"
 #include "base/file.h"
 #include "base/hash.h"
+#include "cli/verbs.h"
 #include "loader/check.h"
 #include "loader/digests.h"
 #include "loader/export.h"
@@ -79,7 +81,7 @@ static enum k3_status run_check_image(struct k3_error *err) {
   return check(temp_path("image.k3p"), NULL, K3_DEPTH_VALUES, NULL, false, err);
 }
 
-static enum k3_status convert(const char *image, bool encode, struct k3_error *err) {
+static enum k3_status convert(const char *draft, const char *with, const char *image, bool encode, struct k3_error *err) {
   struct k3_ckpt ckpt = {0}, target = {0};
   struct k3_findings findings = {0};
   struct k3_recipe recipe = {0};
@@ -88,11 +90,11 @@ static enum k3_status convert(const char *image, bool encode, struct k3_error *e
   struct k3_writer_result result;
   struct k3_check_options options = {.depth = K3_DEPTH_SCALES, .n_threads = 1, .plan = {.digests = true, .crc = true, .encode = encode}};
   struct k3_requant_options quant = {.scheme = K3_SCHEME_NVFP4};
-  enum k3_status status = k3_ckpt_open(temp_path("draft"), NULL, &ckpt, &findings, err);
+  enum k3_status status = k3_ckpt_open(draft, NULL, &ckpt, &findings, err);
+  if (status == K3_OK && with)
+    status = k3_ckpt_open(with, NULL, &target, &findings, err);
   if (status == K3_OK)
-    status = k3_ckpt_open(temp_path("target"), NULL, &target, &findings, err);
-  if (status == K3_OK)
-    status = k3_check_run(&ckpt, &target, &options, &recipe, &plan, &summary, &findings, err);
+    status = k3_check_run(&ckpt, with ? &target : NULL, &options, &recipe, &plan, &summary, &findings, err);
   if (status == K3_OK && findings.n_errors > 0)
     status = K3_BAD_INPUT;
   if (status == K3_OK)
@@ -116,11 +118,11 @@ static enum k3_status convert(const char *image, bool encode, struct k3_error *e
 }
 
 static enum k3_status run_convert(struct k3_error *err) {
-  return convert(temp_path("out/image.k3p"), false, err);
+  return convert(temp_path("draft"), temp_path("target"), temp_path("out/image.k3p"), false, err);
 }
 
 static enum k3_status run_convert_quant(struct k3_error *err) {
-  return convert(temp_path("out/image.k3p"), true, err);
+  return convert(temp_path("draft"), temp_path("target"), temp_path("out/image.k3p"), true, err);
 }
 
 static enum k3_status run_verify(struct k3_error *err) {
@@ -140,10 +142,66 @@ static enum k3_status run_export(struct k3_error *err) {
   return k3_export_original(temp_path("image.k3p"), temp_path("out"), &options, &result, err);
 }
 
+// `run` is the verb itself, since it is the verb that reads a scenario and writes the results. A fault must give the exit code for reading, writing
+// and memory, never that of malformed input.
+static enum k3_status run_verb(char **argv, struct k3_error *err) {
+  struct k3_cli cli;
+  int argc = 0, null = open("/dev/null", O_WRONLY), saved = dup(STDERR_FILENO);
+  while (argv[argc])
+    argc++;
+  assert_true(null >= 0 && saved >= 0 && dup2(null, STDERR_FILENO) == STDERR_FILENO);
+  k3_cli_start(&cli, "run");
+  int code = k3_cli_finish(&cli, k3_cmd_run(&cli, argc, argv));
+  assert_true(dup2(saved, STDERR_FILENO) == STDERR_FILENO && close(saved) == 0 && close(null) == 0);
+  if (code == 0)
+    return K3_OK;
+  assert_int_equal(code, k3_status_exit_code(K3_IO));
+  return k3_fail(err, K3_IO, K3_RULE_NONE, NULL, NULL, NULL, "exit code %d", code);
+}
+
+#define ARG(text) (char *)(uintptr_t)(text)  // the verb changes the order of its arguments, not the texts
+
+static enum k3_status run_drafter(const char *n_ranks, struct k3_error *err) {
+  char *argv[] = {ARG("run"),       ARG(temp_path("image.k3p")),
+                  ARG("--input"),   ARG("fixtures/demo/scenario.safetensors"),
+                  ARG("-o"),        ARG(temp_path("out/drafts")),
+                  ARG("--emit"),    ARG("all"),
+                  ARG("--tp"),      ARG(n_ranks),
+                  ARG("--threads"), ARG("1"),
+                  ARG("--quiet"),   NULL};
+  return run_verb(argv, err);
+}
+
+static enum k3_status run_run(struct k3_error *err) {
+  return run_drafter("1", err);
+}
+
+static enum k3_status run_run_ranks(struct k3_error *err) {
+  return run_drafter("2", err);
+}
+
+static enum k3_status run_run_layers(struct k3_error *err) {
+  char *argv[] = {ARG("run"),       ARG(temp_path("layers.k3p")),
+                  ARG("--input"),   ARG(temp_path("states")),
+                  ARG("-o"),        ARG(temp_path("out/states")),
+                  ARG("--layers"),  ARG("0..1"),
+                  ARG("--taps"),    ARG("1"),
+                  ARG("--threads"), ARG("1"),
+                  ARG("--quiet"),   NULL};
+  return run_verb(argv, err);
+}
+
 static const struct op OPS[] = {
-    {"check", run_check, false, true},    {"check, quantised", run_check_quantised, false, true}, {"check, image", run_check_image, false, false},
-    {"convert", run_convert, true, true}, {"convert --quant", run_convert_quant, true, true},     {"verify", run_verify, false, false},
+    {"check", run_check, false, true},
+    {"check, quantised", run_check_quantised, false, true},
+    {"check, image", run_check_image, false, false},
+    {"convert", run_convert, true, true},
+    {"convert --quant", run_convert_quant, true, true},
+    {"verify", run_verify, false, false},
     {"export", run_export, true, false},
+    {"run", run_run, true, false},
+    {"run --tp 2", run_run_ranks, true, false},
+    {"run --layers", run_run_layers, true, false},
 };
 enum { N_OPS = sizeof OPS / sizeof OPS[0] };
 
@@ -159,6 +217,28 @@ static void synth(const char *folder, const char *preset, enum k3_scheme scheme,
   assert_int_equal(k3_synth_write(temp_path(folder), &options, &report, NULL), K3_OK);
 }
 
+// Input of `run --layers`: n rows of one request, `width` values of 0 and 1 each.
+static void write_states(const char *path, unsigned width, unsigned n) {
+  FILE *file = fopen(path, "wb");
+  char header[512];
+  unsigned n_hidden = n * width * 4;
+  int h = snprintf(header, sizeof header,
+                   "{\"hidden_states\":{\"dtype\":\"F32\",\"shape\":[%u,%u],\"data_offsets\":[0,%u]},\"positions\":{\"dtype\":\"I64\",\"shape\":[%u],"
+                   "\"data_offsets\":[%u,%u]},\"request_ids\":{\"dtype\":\"I64\",\"shape\":[%u],\"data_offsets\":[%u,%u]}}",
+                   n, width, n_hidden, n, n_hidden, n_hidden + 8 * n, n, n_hidden + 8 * n, n_hidden + 16 * n);
+  uint64_t length = (uint64_t)h, zero = 0;
+  assert_non_null(file);
+  fwrite(&length, 8, 1, file);
+  fwrite(header, length, 1, file);
+  for (unsigned i = 0; i < n * width; i++)
+    fwrite(&(float){(float)(i * 7 % 5 == 0)}, 4, 1, file);
+  for (uint64_t i = 0; i < n; i++)
+    fwrite(&i, 8, 1, file);
+  for (unsigned i = 0; i < n; i++)
+    fwrite(&zero, 8, 1, file);
+  assert_int_equal(fclose(file), 0);
+}
+
 static int setup(void **state) {
   if (access("/dev/shm", W_OK) == 0)
     setenv("TMPDIR", "/dev/shm", 0);  // thousands of outputs are flushed to disk
@@ -169,7 +249,10 @@ static int setup(void **state) {
   synth("target", "tiny-target", K3_SCHEME_BF16, false);
   synth("fp4", "tiny", K3_SCHEME_NVFP4, true);
   assert_int_equal(mkdir(temp_path("out"), 0777), 0);
-  assert_int_equal(convert(temp_path("image.k3p"), false, NULL), K3_OK);
+  synth("layers", "m3-tiny", K3_SCHEME_BF16, false);
+  assert_int_equal(convert(temp_path("draft"), temp_path("target"), temp_path("image.k3p"), false, NULL), K3_OK);
+  assert_int_equal(convert(temp_path("layers"), NULL, temp_path("layers.k3p"), false, NULL), K3_OK);
+  write_states(temp_path("states"), 64, 3);
   // jansson's allocations fail like the library's own.
   json_set_alloc_funcs(counted_malloc, k3_free);
   return 0;
