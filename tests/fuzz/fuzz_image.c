@@ -16,7 +16,7 @@ static void check_image(const struct k3_image *image) {
     enum k3_role role = (enum k3_role)99;
     enum k3_tp_rule tp = (enum k3_tp_rule)99;
     k3_manifest_role_of(&image->manifest, tensor->name, &role, &tp);
-    FUZZ_CHECK(role <= K3_ROLE_BORROWED && tp <= K3_TP_VOCAB && !k3_manifest_linear_of(&image->manifest, "no such module"));
+    FUZZ_CHECK(role <= K3_ROLE_BORROWED && tp <= K3_TP_VOCAB && !k3_manifest_linear_of(&image->manifest, "no such\nmodule"));
     FUZZ_CHECK(bytes >= image->bytes && bytes <= end && tensor->end - tensor->begin <= (uint64_t)(end - bytes));
   }
   for (size_t v = 0; v < image->manifest.n_views; v++) {
