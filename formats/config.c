@@ -97,6 +97,19 @@ static enum k3_status fail_kind(const struct k3_config *config, const char *path
   return k3_fail(err, K3_BAD_INPUT, K3_CFG20, config->file, path, allowed, "%s", k3_json_tree_describe(value, what, sizeof what));
 }
 
+bool k3_config_contradicts(const struct k3_config *config, const char *path, char *text, size_t capacity) {
+  const json_t *top = find_below(config->root, path), *nested = find_below(json_object_get(config->root, "text_config"), path);
+  char a[128], b[128];
+  text[0] = '\0';
+  if (!top || !nested || json_equal(top, nested))
+    return false;
+  if (json_is_number(top) && json_is_number(nested) && !(json_number_value(top) < json_number_value(nested)) &&
+      !(json_number_value(top) > json_number_value(nested)))
+    return false;
+  snprintf(text, capacity, "%s at the top, %s in text_config", k3_json_tree_describe(top, a, sizeof a), k3_json_tree_describe(nested, b, sizeof b));
+  return true;
+}
+
 static bool is_u64(const json_t *value) {
   return json_is_integer(value) && json_integer_value(value) >= 0 && (uint64_t)json_integer_value(value) <= max_u64;
 }

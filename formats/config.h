@@ -34,6 +34,10 @@ enum k3_status k3_config_u64_list(const struct k3_config *config, const char *pa
 // As k3_config_u64, but absent is CFG20 too.
 enum k3_status k3_config_require_u64(const struct k3_config *config, const char *path, uint64_t *value, struct k3_error *err);
 
+// Whether a path has one value at the top and another below "text_config" (1 and 1.0 are one value): which of them counts is then anybody's guess.
+//   text  [capacity] receives both when they are short ("65 at the top, 64 in text_config"); empty when false
+bool k3_config_contradicts(const struct k3_config *config, const char *path, char *text, size_t capacity);
+
 // The jansson tree (borrowed), for the readers of this folder.
 struct json_t;
 const struct json_t *k3_config_root(const struct k3_config *config);

@@ -157,6 +157,9 @@ static enum k3_status load_deepseek_v32(const struct loader *loader, struct k3_m
   K3_TRY(expect_word(loader, "activation.name", "silu"));
   K3_TRY(expect_rotation(loader, "self_attn.q_b_proj", "interleaved"));
   K3_TRY(expect_rotation(loader, "self_attn.kv_a_proj_with_mqa", "interleaved"));
+  // The indexer turns the other way: an image with one flag for both was made by somebody who did not know.
+  K3_TRY(expect_rotation(loader, "self_attn.indexer.wq_b", "half-split"));
+  K3_TRY(expect_rotation(loader, "self_attn.indexer.wk", "half-split"));
   K3_TRY(read_u64(loader, "q_lora_rank", 1, MAX_WIDTH, &m->q_lora_rank));
   K3_TRY(read_u64(loader, "kv_lora_rank", 1, MAX_WIDTH, &m->kv_lora_rank));
   K3_TRY(read_u64(loader, "qk_nope_head_dim", 1, MAX_HEAD, &m->qk_nope_head_dim));

@@ -6,6 +6,7 @@
 
 #include "base/alloc.h"
 #include "loader/family_parts.h"
+#include "loader/recipes.h"
 
 static const struct k3_family *const FAMILIES[] = {&K3_FAMILY_MINIMAX_M3, &K3_FAMILY_DEEPSEEK_V32, &K3_FAMILY_KIMI_K3};
 
@@ -73,28 +74,65 @@ enum k3_status k3_family_same_bytes(const struct k3_plan *plan, uint64_t a, uint
   return status;
 }
 
-// A field that stands both at the top and in text_config must have one value: which one an engine reads is anybody's guess.
+// Fields named in `text`, up to its end or a character of `end`: each of them must have one value, wherever it stands.
+static const char *check_fields(const char *text, const char *end, const struct k3_config *config, struct k3_findings *findings) {
+  while (*text && !strchr(end, *text)) {
+    size_t n = 0;
+    while (isalnum((unsigned char)text[n]) || text[n] == '_' || text[n] == '.')
+      n++;
+    char field[128], both[320];
+    if (n > 0 && n < sizeof field && !isdigit((unsigned char)text[0])) {
+      snprintf(field, sizeof field, "%.*s", (int)n, text);
+      if (k3_config_contradicts(config, field, both, sizeof both))
+        K3_FAMILY_CONTRADICTION(findings, config, field, "one value", "%s", both);
+    }
+    text += n ? n : 1;
+  }
+  return text;
+}
+
+// A field that stands both at the top and in text_config must have one value: which one an engine reads is anybody's guess. Asked of every field that
+// shapes or the manifest's model come from.
 static void check_doubles(const struct k3_recipe *recipe, const struct k3_config *config, struct k3_findings *findings) {
   if (k3_config_kind_of(config, "text_config") != K3_CONFIG_OBJECT)
     return;
-  for (size_t d = 0; d < recipe->n_dims; d++) {
-    for (const char *c = recipe->dims[d].value; *c;) {
-      size_t n = 0;
-      while (isalnum((unsigned char)c[n]) || c[n] == '_' || c[n] == '.')
-        n++;
-      char field[128], nested[160];
-      uint64_t top = 0, inner = 0;
-      bool has_top = false, has_inner = false;
-      if (n > 0 && n < sizeof field) {
-        snprintf(field, sizeof field, "%.*s", (int)n, c);
-        snprintf(nested, sizeof nested, "text_config.%s", field);
-        if (k3_config_u64(config, nested, &inner, &has_inner, NULL) == K3_OK && has_inner &&
-            k3_config_u64(config, field, &top, &has_top, NULL) == K3_OK && has_top && top != inner)
-          K3_FAMILY_CONTRADICTION(findings, config, field, "one value", "%llu at the top, %llu in text_config", (unsigned long long)top,
-                                  (unsigned long long)inner);
-      }
-      c += n ? n : 1;
-    }
+  for (size_t d = 0; d < recipe->n_dims; d++)
+    check_fields(recipe->dims[d].value, "", config, findings);
+  for (const char *c = recipe->model ? recipe->model : ""; *c; c++) {
+    if (c[0] == '"' && c[1] == '$')
+      c = check_fields(c + 2, "\"", config, findings) - 1;
+  }
+}
+
+void k3_family_expect(const struct k3_config *config, const struct k3_family_constant *constants, size_t n, struct k3_findings *findings) {
+  for (const struct k3_family_constant *c = constants; c < constants + n; c++) {
+    const char *text = c->text;
+    double number = c->number;
+    bool truth = c->truth;
+    struct k3_error bad = {0};
+    enum k3_status status = c->text                     ? k3_config_string(config, c->field, &text, NULL, &bad)
+                            : c->kind == K3_CONFIG_BOOL ? k3_config_bool(config, c->field, &truth, NULL, &bad)
+                                                        : k3_config_real(config, c->field, &number, NULL, &bad);
+    if (status != K3_OK)
+      k3_findings_add(findings, K3_ERROR, &bad);
+    else if (c->text && strcmp(text, c->text) != 0)
+      K3_FAMILY_CONTRADICTION(findings, config, c->field, c->text, "\"%s\": %s", text, c->why);
+    else if (!c->text && (truth != c->truth || number < c->number || number > c->number))
+      K3_FAMILY_CONTRADICTION(findings, config, c->field, NULL, "%s", c->why);
+  }
+}
+
+void k3_family_check_plain(const struct k3_plan *plan, const char *plain, struct k3_findings *findings) {
+  for (size_t i = 0; plan->linears.n_quantised > 0 && i < plan->linears.n_items; i++) {
+    const struct k3_linear *linear = &plan->linears.items[i];
+    if (linear->says.says != K3_SAYS_EITHER || linear->says.group->weights.num_bits != 8 || !linear->is_plain || !linear->is_linear ||
+        linear->of_target || (plain && strcmp(plan->recipe->modules[linear->module].name, plain) == 0))
+      continue;
+    enum k3_param param = k3_linear_weight(linear);
+    const struct k3_st_tensor *weight = k3_linear_tensor(plan, linear, param);
+    k3_findings_report(findings, K3_CFG02, k3_ckpt_file_of(plan->ckpt, linear->tensors[param])->path, weight->name,
+                       "scales beside it, or an entry that excludes it", "a plain %s weight in a quantised checkpoint",
+                       k3_dtype_name((enum k3_dtype)weight->dtype));
   }
 }
 
@@ -120,12 +158,22 @@ static void check_dump(const struct k3_plan *plan, struct k3_findings *findings)
   }
 }
 
+// A config of one family over the tensors of another: one sentence, before the many about single tensors.
+static enum k3_status check_fingerprint(const struct k3_plan *plan, struct k3_findings *findings, struct k3_error *err) {
+  const char *other;
+  K3_TRY(k3_recipe_of_tensors(plan->ckpt, plan->recipe, &other, err));
+  if (other)
+    K3_FAMILY_CONTRADICTION(findings, plan->mapper.config, "model_type", "the config of the model whose weights these are",
+                            "the config is one of %s, the tensors are those of %s", plan->recipe->name, other);
+  return K3_OK;
+}
+
 enum k3_status k3_family_check_tensors(const struct k3_plan *plan, struct k3_findings *findings, struct k3_error *err) {
-  (void)err;
   const struct k3_family *family = family_of(plan->recipe);
   if (!family)
     return K3_OK;
   check_dump(plan, findings);
+  K3_TRY(check_fingerprint(plan, findings, err));
   family->check_tensors(plan, findings);
   return K3_OK;
 }

@@ -25,6 +25,19 @@ static void check_router(const struct k3_config *config, struct k3_findings *fin
 
 static void check_rope(const struct k3_config *config, struct k3_findings *findings) {
   const char *block = k3_config_kind_of(config, "rope_scaling") == K3_CONFIG_OBJECT ? "rope_scaling" : "rope_parameters";
+  // Two dictionaries under two names: an engine of one release reads the one, of the next the other.
+  static const char *const shared[] = {"factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"};
+  for (size_t i = 0; i < sizeof shared / sizeof shared[0]; i++) {
+    char old[64], new[64];
+    double a = 0, b = 0;
+    bool has_old = false, has_new = false;
+    strcat(strcpy(old, "rope_scaling."), shared[i]);
+    strcat(strcpy(new, "rope_parameters."), shared[i]);
+    k3_config_real(config, old, &a, &has_old, NULL);
+    k3_config_real(config, new, &b, &has_new, NULL);
+    if (has_old && has_new && (a < b || a > b))
+      K3_FAMILY_CONTRADICTION(findings, config, old, "one value", "%g, but rope_parameters says %g", a, b);
+  }
   const char *type = NULL;
   char path[64];
   static const char *const types[] = {"type", "rope_type"};
@@ -43,6 +56,13 @@ static void check_rope(const struct k3_config *config, struct k3_findings *findi
 }
 
 static void check_config(const struct k3_config *config, struct k3_findings *findings) {
+  static const struct k3_family_constant constants[] = {
+      K3_CONSTANT_TEXT("scoring_func", "sigmoid", "experts of this model are scored one by one"),
+      K3_CONSTANT_TEXT("topk_method", "noaux_tc", "this model chooses groups by the sum of their two best biased scores"),
+      K3_CONSTANT_TEXT("hidden_act", "silu", "the gate of this model's MLPs is SiLU"),
+      K3_CONSTANT_NUMBER("moe_layer_freq", 1, "not 1: which layers then hold experts is not known"),
+  };
+  k3_family_expect(config, constants, sizeof constants / sizeof constants[0], findings);
   check_router(config, findings);
   check_rope(config, findings);
   uint64_t index_dim = k3_family_u64(config, "index_head_dim", 0), rope = k3_family_u64(config, "qk_rope_head_dim", 0);
@@ -56,6 +76,7 @@ static void check_config(const struct k3_config *config, struct k3_findings *fin
 }
 
 static void check_tensors(const struct k3_plan *plan, struct k3_findings *findings) {
+  k3_family_check_plain(plan, "layers.{i}.eh_proj", findings);
   bool indexer = false;
   for (size_t s = 0; s < plan->n_shards && !indexer; s++) {
     const struct k3_mapped *mapped = &plan->shards[s].mapped;

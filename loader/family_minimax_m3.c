@@ -67,7 +67,29 @@ static void check_activation(const struct k3_config *config, struct k3_findings 
                             found ? "false" : "absent");
 }
 
+static void check_constants(const struct k3_config *config, struct k3_findings *findings) {
+  static const struct k3_family_constant constants[] = {
+      K3_CONSTANT_NUMBER("swiglu_beta", 1, "not 1, which this model adds to the up half"),
+      K3_CONSTANT_TEXT("scoring_func", "sigmoid", "experts of this model are scored one by one"),
+      K3_CONSTANT_BOOL("use_routing_bias", true, "false, but this model chooses experts with a bias"),
+      K3_CONSTANT_BOOL("use_qk_norm", true, "false, but queries and keys of this model are normed"),
+      K3_CONSTANT_TEXT("qk_norm_type", "per_head", "this model norms each head on its own"),
+      K3_CONSTANT_BOOL("attention_output_gate", false, "true, but this model has no gate on its attention"),
+  };
+  k3_family_expect(config, constants, sizeof constants / sizeof constants[0], findings);
+  static const char *const numbers[] = {"swiglu_alpha", "swiglu_limit"};  // absent: 1.702 and 7, never a plain SwiGLU
+  for (size_t i = 0; i < 2; i++) {
+    double value = 1;
+    struct k3_error bad = {0};
+    if (k3_config_real(config, numbers[i], &value, NULL, &bad) != K3_OK)
+      k3_findings_add(findings, K3_ERROR, &bad);
+    else if (!(value > 0))
+      K3_FAMILY_CONTRADICTION(findings, config, numbers[i], "a number above 0", "%g", value);
+  }
+}
+
 static void check_config(const struct k3_config *config, struct k3_findings *findings) {
+  check_constants(config, findings);
   check_lists(config, findings);
   check_attention(config, findings);
   check_activation(config, findings);
@@ -81,6 +103,7 @@ static void check_config(const struct k3_config *config, struct k3_findings *fin
 }
 
 static void check_tensors(const struct k3_plan *plan, struct k3_findings *findings) {
+  k3_family_check_plain(plan, NULL, findings);
   bool said_alias = false;
   for (size_t s = 0; s < plan->n_shards; s++) {
     const struct k3_mapped *mapped = &plan->shards[s].mapped;

@@ -30,6 +30,28 @@ static inline uint64_t k3_family_u64_of(const struct k3_config *config, const ch
   return k3_family_u64(config, path, k3_family_u64(config, other, fallback));
 }
 
+// A field that the released models have with one value, which is built into what engines make of the family; absent is fine.
+struct k3_family_constant {
+  const char *field, *why;   // why: what another value would mean
+  enum k3_config_kind kind;  // K3_CONFIG_STRING, K3_CONFIG_BOOL, or a number
+  const char *text;          // of a string, else NULL
+  bool truth;
+  double number;
+};
+#define K3_CONSTANT_TEXT(name, value, reason) \
+  { .field = name, .why = reason, .kind = K3_CONFIG_STRING, .text = value }
+#define K3_CONSTANT_BOOL(name, value, reason) \
+  { .field = name, .why = reason, .kind = K3_CONFIG_BOOL, .truth = value }
+#define K3_CONSTANT_NUMBER(name, value, reason) \
+  { .field = name, .why = reason, .kind = K3_CONFIG_REAL, .number = value }
+
+// Reports fields with another value than that (CFG20).
+void k3_family_expect(const struct k3_config *config, const struct k3_family_constant *constants, size_t n, struct k3_findings *findings);
+
+// Reports plain linears that no entry of a short 8-bit quantization config ("fp8", "mxfp8") excludes (CFG02): such a config leaves the choice to the
+// tensors, but an engine of the family looks for scales. `plain`: the module that is stored plain without saying so, or NULL.
+void k3_family_check_plain(const struct k3_plan *plan, const char *plain, struct k3_findings *findings);
+
 // Number of items of a list, UINT64_MAX when the field is absent.
 uint64_t k3_family_list_length(const struct k3_config *config, const char *path);
 

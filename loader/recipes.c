@@ -94,3 +94,25 @@ enum k3_status k3_recipe_choose(const struct k3_ckpt *ckpt, struct k3_recipe *re
   }
   return K3_OK;
 }
+
+static bool has_fingerprint(const struct k3_ckpt *ckpt, const struct k3_recipe *recipe) {
+  for (size_t i = 0; i < recipe->n_matches; i++) {
+    if (!recipe->matches[i].config_field && match_fits(ckpt, recipe, &recipe->matches[i]))
+      return true;
+  }
+  return false;
+}
+
+enum k3_status k3_recipe_of_tensors(const struct k3_ckpt *ckpt, const struct k3_recipe *recipe, const char **other, struct k3_error *err) {
+  *other = NULL;
+  if (has_fingerprint(ckpt, recipe))
+    return K3_OK;
+  for (const struct k3_recipe_file *file = K3_RECIPE_FILES; file->name && !*other; file++) {
+    struct k3_recipe candidate;
+    K3_TRY(k3_recipe_parse(file->text, file->nbytes, file->name, &candidate, err));
+    if (strcmp(file->name, recipe->name) != 0 && has_fingerprint(ckpt, &candidate))
+      *other = file->name;
+    k3_recipe_free(&candidate);
+  }
+  return K3_OK;
+}

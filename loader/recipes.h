@@ -19,6 +19,10 @@ enum k3_status k3_recipe_load(const char *name, struct k3_recipe *recipe, struct
 // Finds the recipe that fits a checkpoint: by config, then by tensor names. *matched false and an empty recipe when none does.
 enum k3_status k3_recipe_choose(const struct k3_ckpt *ckpt, struct k3_recipe *recipe, bool *matched, struct k3_error *err);
 
+// Whether a checkpoint, matched to `recipe` by its config, has the tensors of another family: *other names that recipe, NULL when it has those of its
+// own or of none.
+enum k3_status k3_recipe_of_tensors(const struct k3_ckpt *ckpt, const struct k3_recipe *recipe, const char **other, struct k3_error *err);
+
 // Names a drafter or engine format that is recognised but not supported, and what differs, as a CFG21 finding. Returns whether there was one.
 bool k3_variant_refused(const struct k3_ckpt *ckpt, struct k3_findings *findings);
 

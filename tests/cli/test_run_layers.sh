@@ -58,7 +58,7 @@ $check compare "$work/v32-tiny" "$work/v32" "$work/result" 3 3 >"$work/text" || 
 layers "$work/m3-tiny.k3p" 1..2 "$work/m3" "$work/result"
 $check compare "$work/m3-tiny" "$work/m3" "$work/result" 0 1 >/dev/null && fail "the comparison accepts other layers"
 
-# Every norm takes the config's eps, those of the latents and of the heads too.
+# 2.6 #14: every norm takes the config's eps, those of the latents and of the heads too.
 for c in "m3-tiny m3 3" "v32-tiny v32 2"; do
   set -- $c
   make "$1" f32

@@ -4,11 +4,14 @@
 #   edit_checkpoint.py FOLDER reshape NAME 8,3          another shape of as many elements
 #   edit_checkpoint.py FOLDER to-bf16 NAME              an F32 tensor, cut to its upper halves
 #   edit_checkpoint.py FOLDER to-i16 NAME               a 16-bit tensor, called I16
+#   edit_checkpoint.py FOLDER fill NAME DTYPE 8,3 HEX   another dtype and shape, the bytes over and over (HEX: one element)
+#   edit_checkpoint.py FOLDER move NAME SHARD           to another shard of the folder
 #   edit_checkpoint.py FOLDER poke NAME BYTE HEX        bytes of a tensor
 #   edit_checkpoint.py FOLDER drop NAME                 a tensor, from its shard and the index
 #   edit_checkpoint.py FOLDER copy OLD NEW              a second tensor with the same bytes, in the same shard
 #   edit_checkpoint.py FOLDER set PATH JSON             a field of config.json ("a.b" goes down); JSON "-" removes it
 import json
+import math
 import os
 import struct
 import sys
@@ -67,6 +70,13 @@ def edit_tensor(folder, verb, name, args):
             tensors[name] = ["BF16", shape, b"".join(value[i + 2:i + 4] for i in range(0, len(value), 4))]
         elif verb == "to-i16":
             tensors[name][0] = "I16"
+        elif verb == "fill":
+            new_shape = [int(x) for x in args[1].split(",")]
+            tensors[name] = [args[0], new_shape, bytes.fromhex(args[2]) * math.prod(new_shape)]
+        elif verb == "move":
+            moved = load(os.path.join(folder, args[0]))
+            moved[1][name] = tensors.pop(name)
+            save(os.path.join(folder, args[0]), *moved)
         elif verb == "poke":
             at, new = int(args[0]), bytes.fromhex(args[1])
             tensors[name][2] = value[:at] + new + value[at + len(new):]
@@ -78,12 +88,14 @@ def edit_tensor(folder, verb, name, args):
             sys.exit("no verb " + verb)
         save(os.path.join(folder, shard), metadata, tensors)
         for document in os.listdir(folder):
-            if document.endswith(".index.json") and verb in ("rename", "copy", "drop"):
+            if document.endswith(".index.json") and verb in ("rename", "copy", "drop", "move"):
                 with open(os.path.join(folder, document)) as file:
                     index = json.load(file)
-                if verb != "drop":
+                if verb == "move":
+                    index["weight_map"][name] = args[0]
+                elif verb != "drop":
                     index["weight_map"][args[0]] = index["weight_map"][name]
-                if verb != "copy":
+                if verb not in ("copy", "move"):
                     del index["weight_map"][name]
                 with open(os.path.join(folder, document), "w") as file:
                     json.dump(index, file)

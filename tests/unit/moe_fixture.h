@@ -23,15 +23,16 @@ struct moe_case {
   ",\"num_hidden_layers\":" #L ",\"head_dim\":" #D ",\"rope\":{\"theta\":" #theta ",\"rotary_dim\":" #R "},\"dense_intermediate_size\":" #I     \
   ",\"intermediate_size\":" #Ie ",\"shared_intermediate_size\":" #Is ",\"num_experts\":" #X ",\"num_experts_per_token\":" #K                    \
   ",\"moe_layers\":" layers ",\"sparse_layers\":" layers "}"
-#define V32_JSON(H, L, N, P, R, Vd, Rq, Rk, I, Ie, S, X, K, rope)                                                                                  \
-  "{\"family\":\"deepseek-v3.2\",\"activation\":{\"name\":\"silu\"},\"norm\":{\"flavour\":\"plain\"},\"index\":{\"topk\":8},"                      \
-  "\"max_position_embeddings\":128,\"rms_norm_eps\":1e-6,\"routed_scaling_factor\":2.5,\"norm_topk_prob\":true,\"n_group\":4,\"topk_group\":2,"    \
-  "\"first_k_dense_replace\":1,\"num_nextn_predict_layers\":1,\"rotation\":{\"self_attn.q_b_proj\":{\"layout\":\"interleaved\"},"                  \
-  "\"self_attn.kv_a_proj_with_mqa\":{\"layout\":\"interleaved\"}},\"hidden_size\":" #H ",\"num_hidden_layers\":" #L ",\"num_attention_heads\":" #N \
-  ",\"qk_nope_head_dim\":" #P ",\"qk_rope_head_dim\":" #R ",\"v_head_dim\":" #Vd ",\"q_lora_rank\":" #Rq ",\"kv_lora_rank\":" #Rk                  \
-  ",\"intermediate_size\":" #I ",\"moe_intermediate_size\":" #Ie ",\"num_shared_experts\":" #S ",\"num_experts\":" #X                              \
-  ",\"num_experts_per_token\":" #K                                                                                                                 \
-  ",\"rope\":{\"theta\":10000,\"scaling\":{\"type\":\"yarn\",\"beta_fast\":32,\"beta_slow\":1,\"mscale\":1,"                                       \
+#define V32_JSON(H, L, N, P, R, Vd, Rq, Rk, I, Ie, S, X, K, rope)                                                                               \
+  "{\"family\":\"deepseek-v3.2\",\"activation\":{\"name\":\"silu\"},\"norm\":{\"flavour\":\"plain\"},\"index\":{\"topk\":8},"                   \
+  "\"max_position_embeddings\":128,\"rms_norm_eps\":1e-6,\"routed_scaling_factor\":2.5,\"norm_topk_prob\":true,\"n_group\":4,\"topk_group\":2," \
+  "\"first_k_dense_replace\":1,\"num_nextn_predict_layers\":1,\"rotation\":{\"self_attn.q_b_proj\":{\"layout\":\"interleaved\"},"               \
+  "\"self_attn.kv_a_proj_with_mqa\":{\"layout\":\"interleaved\"},\"self_attn.indexer.wk\":{\"layout\":\"half-split\"},"                         \
+  "\"self_attn.indexer.wq_b\":{\"layout\":\"half-split\"}},\"hidden_size\":" #H ",\"num_hidden_layers\":" #L ",\"num_attention_heads\":" #N     \
+  ",\"qk_nope_head_dim\":" #P ",\"qk_rope_head_dim\":" #R ",\"v_head_dim\":" #Vd ",\"q_lora_rank\":" #Rq ",\"kv_lora_rank\":" #Rk               \
+  ",\"intermediate_size\":" #I ",\"moe_intermediate_size\":" #Ie ",\"num_shared_experts\":" #S ",\"num_experts\":" #X                           \
+  ",\"num_experts_per_token\":" #K                                                                                                              \
+  ",\"rope\":{\"theta\":10000,\"scaling\":{\"type\":\"yarn\",\"beta_fast\":32,\"beta_slow\":1,\"mscale\":1,"                                    \
   "\"mscale_all_dim\":1," rope "}}}"
 #define M3_TINY  M3_JSON(64, 4, 16, 8, 10000, 96, 32, 32, 4, 2, "[0,1,1,1]", 2)
 #define M3_WIDE  M3_JSON(1024, 2, 32, 16, 5000000, 160, 96, 64, 8, 3, "[0,1]", 2)

@@ -133,7 +133,7 @@ static void deepseek_v32_by_its_recipe(void **state) {
   assert_int_equal(without.n_elems, UINT64_C(671877944064));
 }
 
-// "Kimi K3 497,220 tensors in 96 shards, total_size 1,560,860,324,864".
+// 3.8 #7, "Kimi K3 497,220 tensors in 96 shards, total_size 1,560,860,324,864".
 static void kimi_k3_by_its_recipe(void **state) {
   (void)state;
   static const char *const experts[] = {".experts.", NULL};

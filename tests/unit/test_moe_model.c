@@ -19,7 +19,8 @@ static const char V32[] =
     "\"norm\":{\"flavour\":\"plain\"},\"norm_topk_prob\":true,\"num_attention_heads\":2,\"num_experts\":8,\"num_experts_per_token\":2,"
     "\"num_hidden_layers\":3,\"num_shared_experts\":1,\"q_lora_rank\":48,\"qk_nope_head_dim\":16,\"qk_rope_head_dim\":16,\"rms_norm_eps\":1e-6,"
     "\"rope\":{\"scaling\":{\"beta_fast\":32,\"beta_slow\":1,\"factor\":4,\"mscale\":1,\"mscale_all_dim\":1,\"original_max_position_embeddings\":32,"
-    "\"type\":\"yarn\"},\"theta\":10000},\"rotation\":{\"self_attn.kv_a_proj_with_mqa\":{\"layout\":\"interleaved\"},"
+    "\"type\":\"yarn\"},\"theta\":10000},\"rotation\":{\"self_attn.indexer.wk\":{\"layout\":\"half-split\",\"width\":16},"
+    "\"self_attn.indexer.wq_b\":{\"layout\":\"half-split\"},\"self_attn.kv_a_proj_with_mqa\":{\"layout\":\"interleaved\"},"
     "\"self_attn.q_b_proj\":{\"layout\":\"interleaved\"}},\"routed_scaling_factor\":2.5,\"topk_group\":2,\"v_head_dim\":16}";
 
 // `text` with its first `old` replaced.
@@ -52,7 +53,8 @@ static void geometry_is_read(void **state) {
   assert_true(!model.gemma_norm && model.rope.yarn && !model.is_moe[0] && model.is_moe[1] && model.is_sparse[0]);
 }
 
-// The documented values stand in for an absent alpha and limit; never plain SwiGLU. The native spelling of the layer lists; no rotary_dim.
+// M3V05, 1.9 #3: the documented values stand in for an absent alpha and limit; never plain SwiGLU. The native spelling of the layer lists; no
+// rotary_dim.
 static void what_may_be_absent(void **state) {
   (void)state;
   assert_int_equal(parse(edited(M3, "\"alpha\":1.702,\"limit\":7,", ""), NULL), K3_OK);
@@ -73,6 +75,7 @@ static void refusals_name_the_field(void **state) {
   static const struct {
     const char *text, *old, *new, *field;
   } cases[] = {
+      // X12, X13: the norm's flavour and the rotation are the manifest's word, not a guess.
       {M3, "\"flavour\":\"gemma\"", "\"flavour\":\"plain\"", "model.norm.flavour"},
       {M3, "swiglu-oai", "silu", "model.activation.name"},
       {M3, "half-split", "interleaved", "model.rotation.self_attn.q_proj.layout"},
@@ -91,6 +94,10 @@ static void refusals_name_the_field(void **state) {
       {V32, "\"flavour\":\"plain\"", "\"flavour\":\"gemma\"", "model.norm.flavour"},
       {V32, "\"layout\":\"interleaved\"}},", "\"layout\":\"half-split\"}},", "model.rotation.self_attn.q_b_proj.layout"},
       {V32, "\"layout\":\"interleaved\"", "\"layout\":\"half-split\"", "model.rotation.self_attn.kv_a_proj_with_mqa.layout"},
+      // DSV06, 2.6 #1: the indexer turns half-split; one flag for it and MLA, or the other pairs, is refused.
+      {V32, "\"self_attn.indexer.wq_b\":{\"layout\":\"half-split\"},", "", "model.rotation.self_attn.indexer.wq_b.layout"},
+      {V32, "{\"layout\":\"half-split\",\"width\":16}", "{\"layout\":\"interleaved\"}", "model.rotation.self_attn.indexer.wk.layout"},
+      // DSV04
       {V32, "\"n_group\":4", "\"n_group\":3", "model.n_group"},
       {V32, "\"n_group\":4", "\"n_group\":8", "model.n_group"},                              // groups of one have no second best
       {V32, "\"num_experts_per_token\":2", "\"num_experts_per_token\":5", "model.n_group"},  // two groups hold four

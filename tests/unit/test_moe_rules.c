@@ -62,46 +62,53 @@ struct config_case {
   const char *preset, *from, *to, *rule, *part;
 };
 static const struct config_case CONFIG_CASES[] = {
-    // MiniMax-M3: list lengths, index heads, rotation, activation, the norm, routing.
+    // MiniMax-M3. M3V01, X06: list lengths.
     {"m3-tiny", "\"moe_layer_freq\": [\n      0,", "\"moe_layer_freq\": [", "CFG20", "moe_layer_freq"},
     {"m3-tiny", "\"sparse_attention_freq\": [\n        0,", "\"sparse_attention_freq\": [", "CFG20", "sparse_attention_freq"},
     {"m3-tiny", "\"sparse_disable_index_value\": [\n        0,", "\"sparse_disable_index_value\": [", "CFG20", "sparse_disable_index_value"},
     {"m3-tiny", "\"moe_layer_freq\"", "\"moe_layers\"", "CFG20", "which layers hold experts is open"},
     {"m3-tiny-native", "\"mlp_layer_types\": [\n      \"dense\",", "\"mlp_layer_types\": [", "CFG20", "mlp_layer_types"},
+    // M3V03: index heads. M3V04: what is rotated.
     {"m3-tiny", "\"sparse_num_index_heads\": 2", "\"sparse_num_index_heads\": 1", "CFG20", "sparse_num_index_heads"},
     {"m3-tiny", "\"sparse_index_dim\": 16", "\"sparse_index_dim\": 8", "CFG20", "sparse_index_dim"},
     {"m3-tiny", "\"rotary_dim\": 8", "\"rotary_dim\": 16", "CFG20", "rotary_dim"},
     {"m3-tiny", "\"partial_rotary_factor\": 0.5", "\"partial_rotary_factor\": 0.3", "CFG20", "rotary_dim"},
     {"m3-tiny-native", "\"partial_rotary_factor\": 0.5", "\"partial_rotary_factor\": 1.5", "CFG20", "rotary_dim"},
+    // M3V05: the activation. M3V06: the norm (1.9 #3: other constants stand in tests/cli/test_moe_faults.sh).
     {"m3-tiny", "\"hidden_act\": \"swigluoai\"", "\"hidden_act\": \"silu\"", "CFG20", "hidden_act"},
     {"m3-tiny-native", "\"hidden_act\": \"silu\"", "\"hidden_act\": \"gelu\"", "CFG20", "hidden_act"},
     {"m3-tiny", "\"use_gemma_norm\": true", "\"use_gemma_norm\": false", "CFG20", "use_gemma_norm"},
     {"m3-tiny", "\"use_gemma_norm\": true,", "", "CFG20", "use_gemma_norm"},
+    // M3V12, 1.9 #8: a route scale of 1 halves the routed branch. M3V11, 1.9 #14: prediction modules declared, none there.
     {"m3-tiny", "\"routed_scaling_factor\": 2", "\"routed_scaling_factor\": 1", "M3V12", "routed_scaling_factor"},
     {"m3-tiny", "\"num_experts_per_tok\": 2", "\"num_experts_per_tok\": 2", "M3V12", "num_experts_per_tok"},
     {"m3-tiny", "\"num_mtp_modules\": 1", "\"num_mtp_modules\": 1", "M3V11", "1 prediction modules are declared, 0 are in the files"},
+    // X02: one field, two values.
     {"m3-tiny", "\"model_type\": \"minimax_m3_vl\",", "\"model_type\": \"minimax_m3_vl\", \"hidden_size\": 65,", "CFG20",
      "65 at the top, 64 in text_config"},
-    // DeepSeek-V3.2: groups of the router, the indexer's width, YaRN, layers beyond the counts.
+    // DeepSeek-V3.2. DSV04: groups of the router.
     {"v32-tiny", "\"n_group\": 4", "\"n_group\": 3", "CFG20", "n_group"},
     {"v32-tiny", "\"n_group\": 4", "\"n_group\": 8", "CFG20", "n_group"},
     {"v32-tiny", "\"topk_group\": 2", "\"topk_group\": 5", "CFG20", "topk_group"},
     {"v32-tiny", "\"num_experts_per_tok\": 2", "\"num_experts_per_tok\": 5", "CFG20", "topk_group"},
+    // DSV07: the indexer's width. DSV10: YaRN.
     {"v32-tiny", "\"index_head_dim\": 32", "\"index_head_dim\": 8", "CFG20", "index_head_dim"},
     {"v32-tiny", "\"index_head_dim\": 32", "\"index_head_dim\": 48", "CFG20", "index_head_dim"},
     {"v32-tiny", "\"mscale_all_dim\": 1", "\"mscale_all\": 1", "CFG20", "mscale_all_dim"},
     {"v32-tiny", "\"factor\": 4,", "", "CFG20", "rope_scaling.factor"},
+    // DSV09: a layer beyond the counts. X08: declared and absent. DSV11: rows of the latent projections.
     {"v32-tiny", "\"num_nextn_predict_layers\": 1", "\"num_nextn_predict_layers\": 0", "MAP04", "model.layers.3."},
     {"v32-tiny", "\"num_nextn_predict_layers\": 1", "\"num_nextn_predict_layers\": 2", "X08", "2 prediction layers are declared, 1 are in the files"},
     {"v32-tiny", "\"v_head_dim\": 16", "\"v_head_dim\": 8", "MAP05", "kv_b_proj"},
     {"v32-tiny", "\"qk_rope_head_dim\": 16", "\"qk_rope_head_dim\": 8", "MAP05", "kv_a_proj_with_mqa"},
-    // Kimi K3: the lists of layers (counted from one), spellings, no rotation, widths.
+    // Kimi K3. K3V01, 3.8 #15: the lists of layers count from one.
     {"k3-tiny", "\"kda_layers\": [\n        1,\n        2,\n        3", "\"kda_layers\": [\n        0,\n        1,\n        2", "CFG20",
      "as if counted from 0"},
     {"k3-tiny", "\"kda_layers\": [\n        1,", "\"kda_layers\": [", "CFG20", "layer 1 is listed nowhere"},
     {"k3-tiny", "\"full_attn_layers\": [\n        4,", "\"full_attn_layers\": [\n        3,\n        4,", "CFG20", "layer 3 is listed twice"},
     {"k3-tiny", "\"full_attn_layers\"", "\"mla_layers\"", "CFG20", "full_attn_layers"},
     {"k3-tiny", "\"full_attn_layers\": [\n        4,\n        5", "\"full_attn_layers\": [\n        4,\n        6", "CFG20", "layer 6"},
+    // K3V15: spellings. K3V16: no rotation. K3V09, 3.8 #11: shared experts doubled twice. K3V11: the latent norm. K3V05: experts beyond the count.
     {"k3-tiny", "\"num_experts_per_token\": 2", "\"num_experts_per_token\": 2, \"num_experts_per_tok\": 3", "CFG20", "num_experts_per_tok"},
     {"k3-tiny", "\"num_experts_per_token\"", "\"num_experts_per_tok\"", "K3V15", "num_experts_per_tok"},
     {"k3-tiny", "\"num_experts\": 4", "\"num_local_experts\": 4", "K3V15", "num_local_experts"},
@@ -142,7 +149,7 @@ static void spoiled_configs_are_noticed(void **state) {
   k3_findings_free(&findings);
 }
 
-// A layer's kind by its names: lists that are a partition, but of other layers ("lists that, taken as zero-based, shift everything by one").
+// K3V02: a layer's kind by its names: lists that are a partition, but of other layers ("lists that, taken as zero-based, shift everything by one").
 static void shifted_lists_contradict_the_names(void **state) {
   (void)state;
   struct k3_ckpt whole;
@@ -257,7 +264,7 @@ static void mutate(const struct k3_ckpt *whole, const char *folder, const struct
 #define SAME  -1, 0, -1, false
 #define EXTRA -1, 0, -1, true
 static const struct mutation MUTATIONS[] = {
-    // One expert of a stack missing or of another shape or dtype, one too many, a tensor twice by its two spellings.
+    // X05, B46: one expert of a stack missing or of another shape or dtype, one too many, a tensor twice by its two spellings.
     {"m3-tiny", "layers.2.block_sparse_moe.experts.1.w2.weight", "layers.2.block_sparse_moe.experts.4.w2.weight", SAME, "MAP04",
      "experts.4.w2.weight"},
     {"m3-tiny", "layers.2.block_sparse_moe.experts.1.w2.weight", "layers.2.block_sparse_moe.experts.4.w2.weight", SAME, "MAP04",
@@ -267,7 +274,8 @@ static const struct mutation MUTATIONS[] = {
      "experts.1."},
     {"m3-tiny", "layers.1.self_attn.q_proj.weight", "layers.01.self_attn.q_proj.weight", SAME, "MAP07", "layers.01."},
     {"m3-tiny", "layers.1.self_attn.q_proj.weight", "layers.10.self_attn.q_proj.weight", SAME, "MAP02", "layers.1.self_attn.q_proj"},
-    // The indexer of MiniMax-M3: one key head, both names in a dense layer, a bias in the other place, a router that lost bits.
+    // M3V02, M3V07, M3V14 and M3V08. The indexer of MiniMax-M3: one key head, both names in a dense layer, a bias in the other place, a router that
+    // lost bits.
     {"m3-tiny", "layers.2.self_attn.index_k_proj.weight", "layers.0.self_attn.index_k_proj.weight", SAME, "MAP01", "index_k_proj"},
     {"m3-tiny", "layers.2.block_sparse_moe.gate.weight", "layers.0.block_sparse_moe.gate.weight", SAME, "MAP01", "block_sparse_moe.gate"},
     {"m3-tiny", "layers.2.block_sparse_moe.e_score_correction_bias", "layers.2.block_sparse_moe.gate.e_score_correction_bias", SAME, "M3V07",
@@ -277,14 +285,16 @@ static const struct mutation MUTATIONS[] = {
     {"m3-tiny", "embeddings.patch_embedding.weight", NULL, K3_DTYPE_BF16, 0, -1, false, "M3V14", "patch_embedding"},
     {"m3-tiny-mxfp8", "layers.2.self_attn.o_proj.weight_scale_inv", NULL, -1, 8, -1, false, "TEN05", "o_proj"},
     {"m3-tiny", "block_sparse_moe.shared_experts.up_proj.weight", "block_sparse_moe.experts.4.w3.weight", SAME, "MAP04", "experts.4.w3"},
-    // DeepSeek-V3.2: the bias in BF16 loses decisions, the indexer's weights quantised, scales that are no grid, a dump of an engine.
+    // DSV05, 2.6 #7, DSV03, DSV02, DSV14, DSV09. DeepSeek-V3.2: the bias in BF16 loses decisions, the indexer's weights quantised, scales that are no
+    // grid, a dump of an engine.
     {"v32-tiny", "layers.1.mlp.gate.e_score_correction_bias", NULL, K3_DTYPE_BF16, 0, -1, false, "MAP08", "e_score_correction_bias"},
     {"v32-tiny", "layers.1.self_attn.indexer.weights_proj.weight", NULL, K3_DTYPE_F8_E4M3, 0, -1, false, "MAP08", "weights_proj"},
     {"v32-tiny", "layers.1.self_attn.kv_a_proj_with_mqa.weight_scale_inv", NULL, -1, 2, -1, false, "TEN05", "kv_a_proj_with_mqa"},
     {"v32-tiny", "layers.1.self_attn.q_a_proj.weight", "layers.1.self_attn.fused_qkv_a_proj.weight", SAME, "CFG21", "dump"},
     {"v32-tiny", "layers.3.enorm.weight", "layers.4.enorm.weight", SAME, "MAP04", "layers.4.enorm"},
     {"v32-tiny", "layers.2.self_attn.indexer.wk.weight", "layers.2.self_attn.rotary_emb.inv_freq", SAME, "TEN02", "indexer.wk"},
-    // Kimi K3: a gate gone, a low-rank gate besides, experts in the layer without, the other spellings of exports.
+    // K3V02, K3V08, K3V03, K3V12 (3.8 #1), K3V04, K3V06, K3V05. Kimi K3: a gate gone, a low-rank gate besides, experts in the layer without, the
+    // other spellings of exports.
     {"k3-tiny", "layers.3.self_attn.g_proj.weight", "layers.3.self_attn.g_a_proj.weight", SAME, "MAP02", "layers.3.self_attn.g_proj"},
     {"k3-tiny", "layers.1.self_attn.g_proj.weight", "layers.1.self_attn.g_a_proj.weight", EXTRA, "MAP01", "g_a_proj"},
     {"k3-tiny", "layers.1.block_sparse_moe.gate.weight", "layers.0.block_sparse_moe.gate.weight", SAME, "MAP01", "layers.0.block_sparse_moe.gate"},
@@ -329,7 +339,7 @@ static void spoiled_tensors_are_noticed(void **state) {
   k3_findings_free(&findings);
 }
 
-// A_log may hold one value for each head instead of a padded buffer.
+// K3V04, 3.8 #2: A_log may hold one value for each head instead of a padded buffer.
 static void a_log_of_the_heads_alone_is_accepted(void **state) {
   (void)state;
   struct k3_ckpt whole;
@@ -347,7 +357,7 @@ static void a_log_of_the_heads_alone_is_accepted(void **state) {
 
 // ---- what is kept ----
 
-// "FP32 router bias squeezed into BF16": every tensor keeps its dtype; those that must be F32 are F32 in the image.
+// X07, 2.6 #3, 3.8 #5: "FP32 router bias squeezed into BF16": every tensor keeps its dtype; those that must be F32 are F32 in the image.
 static void wide_tensors_stay_wide(void **state) {
   (void)state;
   static const char *const presets[] = {"m3-tiny", "v32-tiny", "k3-tiny"};
@@ -377,7 +387,7 @@ static void wide_tensors_stay_wide(void **state) {
   }
 }
 
-// Experts stand in numeric order, whatever the order of their names; gate before up.
+// X04, X05: experts stand in numeric order, whatever the order of their names; gate before up.
 static void experts_in_numeric_order(void **state) {
   (void)state;
   struct k3_recipe recipe;
@@ -452,7 +462,7 @@ static void borrowed_parts_are_found(void **state) {
   k3_recipe_free(&recipe);
 }
 
-// Heads, KV heads and whole scale groups on every rank.
+// M3V13, DSV13, K3V13, X11: heads, KV heads and whole scale groups on every rank.
 static void tensor_parallel_widths(void **state) {
   (void)state;
   static const struct {
@@ -516,7 +526,7 @@ static void check_values(const char *preset, const char *tensor, const char *cop
   assert_int_equal(k3_check_run(&check->ckpt, NULL, &options, &check->recipe, &check->plan, &check->summary, &check->findings, &err), K3_OK);
 }
 
-// Copies in the prediction layer that are none, and two big matrices of one content.
+// DSV08, K3V14: copies in the prediction layer that are none, and two big matrices of one content.
 static void copies_are_compared(void **state) {
   (void)state;
   struct moe_check check;
@@ -590,8 +600,7 @@ int main(void) {
       cmocka_unit_test(spoiled_tensors_are_noticed), cmocka_unit_test(a_log_of_the_heads_alone_is_accepted),
       cmocka_unit_test(wide_tensors_stay_wide),      cmocka_unit_test(experts_in_numeric_order),
       cmocka_unit_test(borrowed_parts_are_found),    cmocka_unit_test(tensor_parallel_widths),
-      cmocka_unit_test(copies_are_compared),
-      cmocka_unit_test(time_is_linear_in_the_count),
+      cmocka_unit_test(copies_are_compared),         cmocka_unit_test(time_is_linear_in_the_count),
   };
   return cmocka_run_group_tests(tests, temp_folder_setup, temp_folder_teardown);
 }

@@ -68,8 +68,8 @@ static void bf16_is_as_close_as_the_reference_casts(void **state) {
 }
 
 // Each deliberate fault of the oracle is told from the truth by the comparison above, far beyond its tolerance. Among them faults seen in other
-// engines: the route scale 1 (halves the routed branch), bias in the mixing weights, group score by the maximum, masks of zero, alpha and limit
-// dropped, norms without their 1, up and gate swapped.
+// engines: the route scale 1 (1.9 #8: halves the routed branch), bias in the mixing weights (2.6 #7), group score by the maximum and masks of zero
+// (2.6 #6), alpha and limit dropped, norms without their 1, up and gate swapped, the shared expert scaled (X10).
 static void every_mutation_is_noticed(void **state) {
   (void)state;
   static const char *const m3[] = {"norm_plain",       "norm_twice",    "qk_norm_missing", "rotate_pairs",    "rotate_all",
@@ -228,13 +228,20 @@ static void router_vectors(void **state) {
   bench_close(&b);
 }
 
+// "The page's FP64 test vectors are tests": M3, V3.2 and K3. DSV10: the scale goes by mscale_all_dim, not by mscale; a factor of 1 or less corrects
+// nothing.
 static void softmax_scales(void **state) {
   (void)state;
+  const struct k3_rope plain = {.theta = 10000, .factor = 1};
+  assert_near(k3_rope_softmax_scale(&plain, 128), 0.08838834764831843, 1e-16);
+  assert_near(k3_rope_softmax_scale(&plain, 192), 0.07216878364870322, 1e-16);
   const struct k3_rope yarn = {
       .yarn = true, .theta = 10000, .factor = 40, .original_max_position = 4096, .beta_fast = 32, .beta_slow = 1, .mscale = 1, .mscale_all_dim = 1};
   assert_near(k3_rope_softmax_scale(&yarn, 192), 0.1352337788608801, 1e-15);
   struct k3_rope small = yarn;
-  small.factor = 1;  // a factor of 1 or less corrects nothing
+  small.mscale = 0.5;
+  assert_near(k3_rope_softmax_scale(&small, 192), 0.1352337788608801, 1e-15);
+  small.factor = 1;
   assert_near(k3_rope_softmax_scale(&small, 192), 1 / sqrt(192.0), 1e-15);
   static struct moe_fixture f;
   static struct moe_ranks r;
@@ -264,7 +271,7 @@ static enum k3_status run_length(const struct moe_fixture *f, const struct k3_mo
   return status;
 }
 
-// "lengths at the dense border (8 visible tokens) included, one more refused", with the reason; a dense layer alone has no border.
+// 2.6 #13, "lengths at the dense border (8 visible tokens) included, one more refused", with the reason; a dense layer alone has no border.
 static void longer_contexts_are_refused(void **state) {
   (void)state;
   static struct moe_fixture f;

@@ -40,8 +40,8 @@ static double off_of_all(const struct k3_moe_options *o) {
 
 static const uint64_t TAPS[] = {0, 1, 2, 3, 4};  // before the first layer up to behind the last; DeepSeek's fixture has 3 layers
 
-// "With deferral, without, and for tp 1-8 the outputs agree": every way to complete the sums, every tap from 0 to L, both families. MiniMax-M3 has
-// two key heads here, which 4 and 8 ranks share. D7: one rank adds and norms plainly.
+// "With deferral, without, and for tp 1-8 the outputs agree": every way to complete the sums, every tap from 0 to L (1.9 #9, 2.6 #9), both families.
+// MiniMax-M3 has two key heads here, which 4 and 8 ranks share. D7: one rank adds and norms plainly.
 static void every_setting_gives_the_same(void **state) {
   (void)state;
   static const struct {
@@ -134,8 +134,8 @@ static void sums_wait_for_the_next_norm(void **state) {
   }
 }
 
-// M2: with stages every MLP and MoE reduces at once, attention still defers; D3: or the partial sums cross the border. M3, M4: an MoE kernel that
-// returns whole sums overrides the request, and its consumers read that: no second all-reduce behind it.
+// 1.9 #11. M2: with stages every MLP and MoE reduces at once, attention still defers; D3: or the partial sums cross the border. M3, M4: an MoE kernel
+// that returns whole sums overrides the request, and its consumers read that: no second all-reduce behind it.
 static void requests_and_what_they_come_to(void **state) {
   (void)state;
   moe_open(&f, &M3_F32);
@@ -224,7 +224,7 @@ static void pass_abort(struct k3_comm *comm, const struct k3_error *why) {
 }
 static const struct k3_comm_ops COUNTING = {count_all_reduce, count_reduce_scatter, count_all_gather, pass_abort, NULL};
 
-// M9, D7: each sum is completed exactly once, two a layer, wherever that happens.
+// M9, D7, X09, 1.9 #10: each sum is completed exactly once, two a layer, wherever that happens.
 static void each_sum_is_completed_once(void **state) {
   (void)state;
   static const struct k3_moe_options settings[] = {{0}, {.pp = 2}, {.whole_moe = true}, {.taps = TAPS, .n_taps = 4}, {.n_layers = 1}};
