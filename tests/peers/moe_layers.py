@@ -1,14 +1,18 @@
 """Decoder layers of MiniMax-M3 and DeepSeek-V3.2 in PyTorch float64, against `k3pack run --layers`. Usage: moe_layers.py K3PACK [PART_OF_A_NAME]
 
-Written from the models' published mathematics; it shares nothing with fixtures/gen/moe_oracle.py (numpy, which makes the golden outputs) nor with the
-C code. Every published storage form of the small models and a geometry with 1024 hidden components is synthesised, converted and run one layer at a
-time on requests of 8, 3 and 1 tokens (8 visible tokens are the most for which dense attention is exact); stored weights are decoded here with torch's own
-float8 types. A line for each layer kind and scheme says ||ours - float64|| / ||float64|| of what attention and what the feed-forward part gave.
+Written from the models' published mathematics; it shares nothing with fixtures/gen/moe_oracle.py (numpy, which makes
+the golden outputs) nor with the C code. Every published storage form of the small models and a geometry with 1024
+hidden components is synthesised, converted and run one layer at a time on requests of 8, 3 and 1 tokens (8 visible
+tokens are the most for which dense attention is exact); stored weights are decoded here with torch's own float8
+types. A line for each layer kind and scheme says ||ours - float64|| / ||float64|| of what attention and what the
+feed-forward part gave.
 
-"each layer kind equals an independent PyTorch re-enactment (float64; F32 within 1e-5), quantised forms equal it on dequantised weights": activations of
-the F32 images are F32, so they have that bound for every form. Those of BF16 images are rounded at every step: they must be as close to float64 as
-PyTorch's own BF16 run of the same layer, within a factor of 1.5. Rows for which float64 itself chooses experts by less than the dtype resolves are left
-out of the feed-forward figure, and counted. Packages: torch, numpy, safetensors.
+"each layer kind equals an independent PyTorch re-enactment (float64; F32 within 1e-5), quantised forms equal it on
+dequantised weights": activations of the F32 images are F32, so they have that bound for every form. Those of BF16
+images are rounded at every step: they must be as close to float64 as PyTorch's own BF16 run of the same layer, within
+a factor of 1.5. Rows for which float64 itself chooses experts by less than the dtype resolves are left out of the
+feed-forward figure, and counted.
+Packages: torch, numpy, safetensors.
 """
 import json
 import math
