@@ -239,10 +239,10 @@ static int parse_word(const struct parser *parser, int *i) {
 }
 
 bool k3_cli_parse(struct k3_cli *cli, int argc, char **argv, const struct k3_cli_help *help, const struct k3_option *options, int *exit_code) {
-  bool wants_help = false;
+  bool wants_help = false, json = false;
   uint64_t n_threads = 0;
   const struct k3_option common[] = {
-      {"json", 0, K3_OPT_FLAG, NULL, "machine-readable results on stdout", &cli->json},
+      {"json", 0, K3_OPT_FLAG, NULL, "machine-readable results on stdout", &json},
       {"quiet", 'q', K3_OPT_FLAG, NULL, "errors only, no progress", &cli->quiet},
       {"verbose", 'v', K3_OPT_FLAG, NULL, "say more, on stderr", &cli->verbose},
       {"threads", 0, K3_OPT_U64, "N", "threads to work with (default: one per CPU); results do not depend on it", &n_threads},
@@ -264,6 +264,7 @@ bool k3_cli_parse(struct k3_cli *cli, int argc, char **argv, const struct k3_cli
   }
   if (*exit_code != 0)
     return false;
+  cli->json = json;  // the word may have been an option's value
   if (wants_help) {
     print_help(&parser, help);
     return false;

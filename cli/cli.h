@@ -75,7 +75,7 @@ const char *k3_cli_suggest(const char *typed, const char *words, char *dst, size
 // Prints "k3pack VERB: error: [RULE] file: tensor: found; allowed: ..." and returns the exit code of err->status. Under --json, when no JSON was
 // begun, stdout gets {"ok": false, "error": {...}}. An empty error prints nothing and returns 0.
 int k3_cli_fail(struct k3_cli *cli, const struct k3_error *err);
-// The same for wrong usage: prints the message and where the help is; returns 2.
+// The same for wrong usage: prints the message and where the help is; returns 2. Under --json likewise, with the message as "found".
 int k3_cli_usage(struct k3_cli *cli, const char *format, ...) K3_PRINTF(2, 3);
 // A line on stderr: a warning or a note, unless --quiet; a detail, only with --verbose. Texts from files pass k3_printable first.
 void k3_cli_warn(struct k3_cli *cli, const char *format, ...) K3_PRINTF(2, 3);
@@ -97,8 +97,8 @@ int k3_cli_json_end(struct k3_cli *cli, struct k3_jsonw *writer, int exit_code);
 // "7.12 GB" (decimal units; plain bytes below 1000) in dst, which it returns.
 char *k3_cli_size_text(char dst[32], uint64_t nbytes);
 
-// For main: prepares the struct; flushes stdout, frees, and returns exit_code, or 4 after a message when output was lost.
-void k3_cli_start(struct k3_cli *cli, const char *verb);
+// For main: prepares the struct, --json included, since what is wrong with the words before it must be said as JSON too; flushes stdout, frees, and returns exit_code, or 4 after a message when output was lost.
+void k3_cli_start(struct k3_cli *cli, const char *verb, int argc, char **argv);
 int k3_cli_finish(struct k3_cli *cli, int exit_code);
 
 #endif

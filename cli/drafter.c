@@ -7,6 +7,7 @@
 #include "base/arith.h"
 #include "base/file.h"
 #include "cli/staging.h"
+#include "loader/split.h"
 
 enum { BLOCK_SIZE = 64, MAX_REQUESTS = 16 };  // rows of a cache block; requests drafted at a time
 
@@ -40,6 +41,7 @@ enum k3_status k3_drafter_open(struct k3_cli *cli, const char *path, const struc
       .progress = &cli->progress,
   };
   const struct k3_ranks_options how = {options->tp, options->rank_timeout, options->by_launcher};
+  K3_TRY(k3_may_be_image(path, err));
   K3_TRY(k3_ranks_open(path, &engine_options, &how, ranks, err));
   const struct k3_engine_info *info = k3_engine_info(ranks->engines[0]);
   if (!info->has_embedding || !info->has_head) {

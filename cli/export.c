@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "cli/verbs.h"
+#include "loader/split.h"
 
 static const struct k3_cli_help help = {
     .operands = "IMAGE -o DIR",
@@ -37,10 +38,12 @@ int k3_cmd_export(struct k3_cli *cli, int argc, char **argv) {
   struct k3_error err = {0};
   struct k3_export_result result;
   export.n_threads = cli->n_threads;
-  enum k3_status status =
-      format == 0
-          ? k3_export_original(cli->operands[0], folder, &export, &result, &err)
-          : k3_export_checkpoint(cli->operands[0], folder, format == 1 ? K3_DIALECT_COMPRESSED_TENSORS : K3_DIALECT_MODELOPT, &export, &result, &err);
+  const char *image = cli->operands[0];
+  enum k3_status status = k3_may_be_image(image, &err);
+  if (status == K3_OK && format == 0)
+    status = k3_export_original(image, folder, &export, &result, &err);
+  else if (status == K3_OK)
+    status = k3_export_checkpoint(image, folder, format == 1 ? K3_DIALECT_COMPRESSED_TENSORS : K3_DIALECT_MODELOPT, &export, &result, &err);
   if (status != K3_OK)
     return k3_cli_fail(cli, &err);
   if (result.n_left_out > 0)

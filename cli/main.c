@@ -45,10 +45,10 @@ int main(int argc, char **argv) {
   for (size_t i = 0; i < k3_n_verbs; i++) {
     if (strcmp(verb, k3_verbs[i].name) != 0)
       continue;
-    k3_cli_start(&cli, k3_verbs[i].name);
+    k3_cli_start(&cli, k3_verbs[i].name, argc, argv);
     return k3_cli_finish(&cli, k3_verbs[i].run(&cli, argc - 1, argv + 1));
   }
-  k3_cli_start(&cli, "");
+  k3_cli_start(&cli, "", argc, argv);
   if (argc > 1)
     return k3_cli_finish(&cli, unknown_verb(&cli, verb));
   // Without a word: the list of verbs, where it is not mistaken for a result, and the code for wrong usage.

@@ -2,10 +2,12 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/alloc.h"
 #include "cli/inspect_parts.h"
 #include "formats/reduction_plan.h"
-#include "loader/plan.h"
 #include "loader/recipes.h"
+#include "loader/split.h"
+#include "runtime/moe.h"
 
 // ---- which modules there are ----
 
@@ -32,8 +34,42 @@ static bool plan_has(void *ctx, const char *module) {
   return false;
 }
 
-// The stack of a checkpoint, as its recipe would pack it.
-static enum k3_status stack_of_checkpoint(const struct k3_ckpt *ckpt, struct k3_stack *stack, struct k3_findings *findings, struct k3_error *err) {
+// ---- whether the model can be cut for so many ranks, as `run --tp` would find out ----
+
+// Binds the first rank's part, which reads no weights. What else is wrong with the image is for `run` to say.
+static enum k3_status check_image_width(const struct k3_image *image, uint32_t tp, struct k3_error *err) {
+  const struct k3_manifest *manifest = &image->manifest;
+  const struct k3_weights_source source = {.image = image, .tp_rank = 0, .tp_size = tp};
+  struct k3_error wrong = {0};
+  if (manifest->family && strcmp(manifest->family, "k3-dspark") == 0) {
+    const struct k3_array own = {0};
+    struct k3_weights weights;
+    if (k3_weights_bind(&source, &manifest->dspark, &own, &own, &weights, &wrong) == K3_OK)
+      k3_weights_free(&weights);
+  } else {
+    struct k3_comm **comms = k3_calloc(tp, sizeof *comms, err);
+    if (!comms)
+      return K3_NO_MEMORY;
+    if (tp == 1 || k3_comm_threads_create((int)tp, 1, comms, &wrong) == K3_OK) {
+      const struct k3_moe_options options = {.n_layers = k3_manifest_n_layers(manifest), .tp_size = tp, .comm = comms[0], .n_threads = 1};
+      k3_moe_free(k3_moe_open(&source, &options, &wrong));
+    }
+    for (uint32_t r = 0; r < tp; r++) {
+      if (comms[r])
+        comms[r]->ops->destroy(comms[r]);
+    }
+    k3_free(comms);
+  }
+  if (wrong.rule != K3_PCK05)
+    return K3_OK;
+  *err = wrong;
+  return wrong.status;
+}
+
+// ---- the stack ----
+
+// Of a checkpoint, as its recipe would pack it.
+static enum k3_status stack_of_checkpoint(const struct k3_ckpt *ckpt, uint32_t tp, struct k3_stack *stack, struct k3_findings *findings, struct k3_error *err) {
   struct k3_recipe recipe = {0};
   struct k3_plan plan = {0};
   const struct k3_plan_options options = {0};
@@ -48,6 +84,8 @@ static enum k3_status stack_of_checkpoint(const struct k3_ckpt *ckpt, struct k3_
     goto out;
   }
   K3_TRY_GOTO(status, out, k3_plan_map(ckpt, NULL, &recipe, &options, &plan, findings, err));
+  if (findings->n_errors == 0)
+    K3_TRY_GOTO(status, out, k3_split_check(&plan, tp, err));
   if (findings->n_errors == 0)
     K3_TRY_GOTO(status, out, k3_plan_layout(&plan, findings, err));
   if (findings->n_errors > 0) {
@@ -156,11 +194,11 @@ int k3_inspect_reductions(struct k3_cli *cli, const struct k3_ckpt *ckpt, uint64
   if (ckpt->image.bytes && ckpt->image.manifest.tp_size > 0)
     status = k3_fail(&err, K3_UNSUPPORTED, K3_RULE_NONE, ckpt->source, NULL, "the whole image, or the checkpoint",
                      "one file of an image that was cut for %u ranks", ckpt->image.manifest.tp_size);
-  else if (ckpt->image.bytes)
+  else if (ckpt->image.bytes && (status = check_image_width(&ckpt->image, parallel.tp, &err)) == K3_OK)
     status = k3_stack_from_map(ckpt->image.manifest.reductions, ckpt->image.manifest.n_reductions, k3_manifest_n_layers(&ckpt->image.manifest),
                                header_has, (void *)(uintptr_t)&ckpt->image, &stack, &err);
-  else
-    status = stack_of_checkpoint(ckpt, &stack, &findings, &err);
+  else if (!ckpt->image.bytes)
+    status = stack_of_checkpoint(ckpt, parallel.tp, &stack, &findings, &err);
   if (status == K3_OK)
     status = k3_reduction_plan_make(&stack, &parallel, &plan, &err);
   k3_cli_print_findings(cli, &findings);

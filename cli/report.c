@@ -99,12 +99,6 @@ void k3_cli_detail(struct k3_cli *cli, const char *format, ...) {
     SAY(cli, "", "", format);
 }
 
-int k3_cli_usage(struct k3_cli *cli, const char *format, ...) {
-  SAY(cli, "\033[31m", "error: ", format);
-  fprintf(stderr, "`k3pack %s%s--help` explains.\n", cli->verb, *cli->verb ? " " : "");
-  return k3_status_exit_code(K3_BAD_ARGUMENT);
-}
-
 void k3_cli_json_error(struct k3_jsonw *writer, const struct k3_error *err) {
   if (err->rule != K3_RULE_NONE)
     k3_jsonw_string(writer, "rule", k3_rule_info(err->rule)->id);
@@ -117,23 +111,38 @@ void k3_cli_json_error(struct k3_jsonw *writer, const struct k3_error *err) {
     k3_jsonw_string(writer, "allowed", err->allowed);
 }
 
-int k3_cli_fail(struct k3_cli *cli, const struct k3_error *err) {
+// {"ok": false, "error": {...}} under --json, unless something was written already.
+static int json_failure(struct k3_cli *cli, const struct k3_error *err) {
   int exit_code = k3_status_exit_code(err->status);
-  if (err->status == K3_OK)
+  if (!cli->json || cli->json_begun)
     return exit_code;
+  struct k3_jsonw writer;
+  k3_cli_json_begin(cli, &writer);
+  k3_jsonw_bool(&writer, "ok", false);
+  k3_jsonw_begin_object(&writer, "error");
+  k3_jsonw_string(&writer, "status", k3_status_name(err->status));
+  k3_cli_json_error(&writer, err);
+  k3_jsonw_end_object(&writer);
+  return k3_cli_json_end(cli, &writer, exit_code);
+}
+
+int k3_cli_fail(struct k3_cli *cli, const struct k3_error *err) {
+  if (err->status == K3_OK)
+    return k3_status_exit_code(K3_OK);
   char text[sizeof err->file + sizeof err->tensor + sizeof err->found + sizeof err->allowed + 64];
   say(cli, "\033[31m", "error: ", k3_error_text(err, text, sizeof text));
-  if (cli->json && !cli->json_begun) {
-    struct k3_jsonw writer;
-    k3_cli_json_begin(cli, &writer);
-    k3_jsonw_bool(&writer, "ok", false);
-    k3_jsonw_begin_object(&writer, "error");
-    k3_jsonw_string(&writer, "status", k3_status_name(err->status));
-    k3_cli_json_error(&writer, err);
-    k3_jsonw_end_object(&writer);
-    exit_code = k3_cli_json_end(cli, &writer, exit_code);
-  }
-  return exit_code;
+  return json_failure(cli, err);
+}
+
+int k3_cli_usage(struct k3_cli *cli, const char *format, ...) {
+  struct k3_error err = {.status = K3_BAD_ARGUMENT};
+  va_list args;
+  va_start(args, format);
+  vsnprintf(err.found, sizeof err.found, format, args);
+  va_end(args);
+  SAY(cli, "\033[31m", "error: ", format);
+  fprintf(stderr, "`k3pack %s%s--help` explains.\n", cli->verb, *cli->verb ? " " : "");
+  return json_failure(cli, &err);
 }
 
 static void print_rule(const struct k3_cli *cli, const struct k3_findings *findings, const struct k3_finding *first) {
@@ -240,8 +249,10 @@ char *k3_cli_size_text(char dst[32], uint64_t nbytes) {
   return dst;
 }
 
-void k3_cli_start(struct k3_cli *cli, const char *verb) {
+void k3_cli_start(struct k3_cli *cli, const char *verb, int argc, char **argv) {
   *cli = (struct k3_cli){.verb = verb};
+  for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++)
+    cli->json |= strcmp(argv[i], "--json") == 0;
   const char *no_color = getenv("NO_COLOR"), *terminal = getenv("TERM");
   screen.terminal = isatty(STDERR_FILENO) && terminal && strcmp(terminal, "dumb") != 0;
   cli->color = screen.terminal && !(no_color && *no_color);

@@ -101,6 +101,7 @@ static enum k3_status open_model(struct run *run, struct k3_error *err) {
   struct model_file *model = &run->model;
   const char *path = run->options->image;
   const uint32_t tp = (uint32_t)run->ranks.size;
+  K3_TRY(k3_may_be_image(path, err));
   model->is_folder = k3_is_split_folder(path);
   char *shared = model->is_folder ? k3_path_join(path, K3_SPLIT_SHARED_NAME, err) : NULL;
   if (model->is_folder && !shared)

@@ -20,7 +20,7 @@ struct k3_source_options {
       {"embed", 0, K3_OPT_CHOICE, "draft|target", "whose embedding and head win when both have them (default draft)", &(source).embed}, \
       {"block", 0, K3_OPT_U64, "T", "block width; default: the config's, else 7", &(source).block_width},                               \
   {                                                                                                                                     \
-    "allow", 0, K3_OPT_LIST, "RULE", "turn errors of this rule into warnings (MAP01, IDX06, CFG02, CFG03, CFG05); may be repeated",     \
+    "allow", 0, K3_OPT_LIST, "RULE", "turn errors of this rule into warnings (MAP01, IDX06, CFG02, CFG03, CFG05, VAL02); may be repeated", \
         &(source).allow                                                                                                                 \
   }
 

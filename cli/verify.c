@@ -55,17 +55,21 @@ int k3_cmd_verify(struct k3_cli *cli, int argc, char **argv) {
   int exit_code;
   if (!k3_cli_parse(cli, argc, argv, &help, options, &exit_code))
     return exit_code;
-  struct k3_error err = {0};
+  struct k3_error err = {0}, no_image = {0};
   struct k3_findings findings = {0};
-  struct k3_verify_result result;
+  struct k3_verify_result result = {0};
   uint64_t n_equal = 0;
   const char *image = cli->operands[0];
   bool split = k3_is_split_folder(image);
   uint32_t tp = 0;
   if (split && source)
     return k3_cli_usage(cli, "--source compares whole images; verify the folder alone");
-  enum k3_status status = split ? k3_verify_split(image, cli->n_threads, &cli->progress, &result, &tp, &findings, &err)
-                                : k3_verify_image(image, cli->n_threads, &cli->progress, &result, &findings, &err);
+  enum k3_status status;
+  if (k3_may_be_image(image, &no_image) != K3_OK)
+    status = k3_findings_add(&findings, K3_ERROR, &no_image);  // an answer like any other
+  else
+    status = split ? k3_verify_split(image, cli->n_threads, &cli->progress, &result, &tp, &findings, &err)
+                   : k3_verify_image(image, cli->n_threads, &cli->progress, &result, &findings, &err);
   if (status == K3_OK && source && findings.n_errors == 0)
     status = compare_with(cli, image, source, &findings, &n_equal, &err);
   if (status != K3_OK) {

@@ -100,28 +100,63 @@ static enum k3_status cut_shard(const struct instance *w, enum k3_tp_rule rule, 
   }
 }
 
+// The rank's slice of one instance that the rule cuts.
+static enum k3_status slice_of(const struct k3_plan *mapped, size_t first, size_t last, uint32_t tp, uint32_t rank, struct instance *w,
+                               struct k3_slice *slice, struct k3_error *err) {
+  const struct k3_recipe_module *module = &mapped->recipe->modules[mapped->shards[first].mapped.module];
+  uint64_t n_units;
+  *w = look_at(mapped, first, last);
+  K3_TRY(heads_of(mapped, module, &n_units, err));
+  if (!w->found)
+    return k3_fail(err, K3_UNSUPPORTED, K3_PCK05, NULL, k3_plan_source_of(mapped, &mapped->shards[first].mapped)->name, "a weight with two dimensions",
+                   "a module without one cannot be cut");
+  bool rows = module->tp != K3_TP_ROW;
+  return k3_slice_of(rows ? w->n_rows : w->n_cols, n_units, rows ? w->block_rows : w->block_cols, tp, rank, w->name, rows ? "rows" : "columns", slice,
+                     err);
+}
+
+// Behind the last shard of the module instance that begins with shard `first`.
+static size_t end_of_instance(const struct k3_plan *mapped, size_t first) {
+  size_t last = first + 1;
+  while (last < mapped->n_shards && same_instance(&mapped->shards[first].mapped, &mapped->shards[last].mapped))
+    last++;
+  return last;
+}
+
+static enum k3_tp_rule rule_of(const struct k3_plan *mapped, size_t shard) {
+  uint16_t module = mapped->shards[shard].mapped.module;
+  return module == K3_MODULE_CARRY ? K3_TP_REPLICATE : mapped->recipe->modules[module].tp;
+}
+
+enum k3_status k3_split_check(const struct k3_plan *mapped, uint32_t tp, struct k3_error *err) {
+  struct instance w;
+  struct k3_slice slice;
+  for (size_t first = 0, last; first < mapped->n_shards; first = last) {
+    last = end_of_instance(mapped, first);
+    if (rule_of(mapped, first) == K3_TP_REPLICATE)
+      continue;
+    const struct k3_recipe_module *module = &mapped->recipe->modules[mapped->shards[first].mapped.module];
+    uint64_t n_units;
+    if (strstr(module->name, ".index_"))  // of sparse attention, which `run` does without
+      continue;
+    K3_TRY(heads_of(mapped, module, &n_units, err));
+    bool repeated = n_units > 0 && tp > n_units && tp % n_units == 0 && (strstr(module->name, ".k_proj") || strstr(module->name, ".v_proj"));
+    K3_TRY(slice_of(mapped, first, last, repeated ? (uint32_t)n_units : tp, 0, &w, &slice, err));
+  }
+  return K3_OK;
+}
+
 // Adds the shards of one instance that belong to the part, with their cuts.
 static enum k3_status add_instance(const struct k3_plan *mapped, size_t first, size_t last, struct k3_plan *part, struct k3_error *err) {
-  const struct k3_recipe_module *module =
-      mapped->shards[first].mapped.module == K3_MODULE_CARRY ? NULL : &mapped->recipe->modules[mapped->shards[first].mapped.module];
-  enum k3_tp_rule rule = module ? module->tp : K3_TP_REPLICATE;
-  bool shared = part->part.rank < 0;
+  bool carried = mapped->shards[first].mapped.module == K3_MODULE_CARRY, shared = part->part.rank < 0;
+  enum k3_tp_rule rule = rule_of(mapped, first);
   struct instance w = {0};
   struct k3_slice slice = {0};
-  if (rule != K3_TP_REPLICATE) {
-    uint64_t n_units;
-    w = look_at(mapped, first, last);
-    K3_TRY(heads_of(mapped, module, &n_units, err));
-    if (!w.found)
-      return k3_fail(err, K3_UNSUPPORTED, K3_PCK05, NULL, k3_plan_source_of(mapped, &mapped->shards[first].mapped)->name,
-                     "a weight with two dimensions", "a module without one cannot be cut");
-    bool rows = rule != K3_TP_ROW;
-    K3_TRY(k3_slice_of(rows ? w.n_rows : w.n_cols, n_units, rows ? w.block_rows : w.block_cols, part->part.tp, shared ? 0 : (uint32_t)part->part.rank,
-                       w.name, rows ? "rows" : "columns", &slice, err));
-  }
+  if (rule != K3_TP_REPLICATE)
+    K3_TRY(slice_of(mapped, first, last, part->part.tp, shared ? 0 : (uint32_t)part->part.rank, &w, &slice, err));
   for (size_t s = first; s < last; s++) {
     struct k3_plan_shard shard = mapped->shards[s];
-    enum k3_param param = module ? bias_or_param(mapped, &shard) : K3_PARAM_WEIGHT;
+    enum k3_param param = carried ? K3_PARAM_WEIGHT : bias_or_param(mapped, &shard);
     bool split = rule != K3_TP_REPLICATE && !(rule == K3_TP_ROW && param == K3_PARAM_BIAS);
     if (split == shared)
       continue;
@@ -143,9 +178,7 @@ static enum k3_status fill_part(const struct k3_plan *mapped, struct k3_plan *pa
   if (!part->shards)
     return K3_NO_MEMORY;
   for (size_t first = 0, last; first < mapped->n_shards; first = last) {
-    last = first + 1;
-    while (last < mapped->n_shards && same_instance(&mapped->shards[first].mapped, &mapped->shards[last].mapped))
-      last++;
+    last = end_of_instance(mapped, first);
     K3_TRY(add_instance(mapped, first, last, part, err));
   }
   if (part->part.rank < 0 && mapped->n_dropped > 0) {

@@ -23,6 +23,9 @@ enum k3_status k3_split_part(const struct k3_plan *mapped, uint32_t tp, int32_t 
                              struct k3_findings *findings, struct k3_error *err);
 void k3_split_part_free(struct k3_plan *part);
 
+// Whether `run --tp` can cut a mapped plan (not laid out) for its ranks: PCK05 as above, but that several ranks may hold one key head.
+enum k3_status k3_split_check(const struct k3_plan *mapped, uint32_t tp, struct k3_error *err);
+
 // Writes the whole folder options->path: under a temporary name, renamed at the end, so that a failure leaves nothing and an old folder untouched.
 // options->replace replaces a folder that holds nothing but such files. result->identity is the shared file's seal, which names all of them.
 enum k3_status k3_split_write(const struct k3_plan *mapped, uint32_t tp, const struct k3_writer_options *options, struct k3_writer_result *result,
@@ -30,6 +33,8 @@ enum k3_status k3_split_write(const struct k3_plan *mapped, uint32_t tp, const s
 
 // Whether `path` is such a folder: it holds a shared.safetensors.
 bool k3_is_split_folder(const char *path);
+// Whether `path` may be a packed image: IMG01 with K3_BAD_INPUT for a folder of other files. What is in a file is for its reader to find out.
+enum k3_status k3_may_be_image(const char *path, struct k3_error *err);
 // "rank-0-of-4.safetensors"; at most 64 bytes. Returns dst.
 char *k3_split_rank_name(char dst[64], uint32_t rank, uint32_t tp);
 

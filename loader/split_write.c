@@ -25,6 +25,14 @@ bool k3_is_split_folder(const char *path) {
   return found;
 }
 
+enum k3_status k3_may_be_image(const char *path, struct k3_error *err) {
+  struct stat st;
+  if (stat(path, &st) != 0 || !S_ISDIR(st.st_mode) || k3_is_split_folder(path))
+    return K3_OK;
+  return k3_fail(err, K3_BAD_INPUT, K3_IMG01, path, NULL, "a file written by `k3pack convert`, or the folder of `convert --tp`",
+                 "a folder of other files, no packed image: convert it first");
+}
+
 // ---- a folder that appears whole or not at all ----
 
 struct folder {

@@ -87,6 +87,27 @@ cmp "$work/one/model.safetensors" "$work/two/model.safetensors" || bad=1
 expect 0 diff "$work/one" "$work/two" --json
 says out '"equal": true'
 
+# Wrong usage under --json is an object too, wherever the word stands; as the value of an option it is none.
+for words in "check --no-such-option --json" "check --json --no-such-option" "sytnh --json" "check --json" "convert $work/one --json" "verify --threads x --json"; do
+  expect 2 $words
+  says out '"ok": false'
+  says out '"status": "K3_BAD_ARGUMENT"'
+  python3 -c 'import json, sys; json.load(sys.stdin)' <"$work/out" 2>/dev/null || ! command -v python3 >/dev/null || { echo "$words: no JSON"; bad=1; }
+done
+expect 2 check "$work/one" --only --json
+silent out
+expect 2 check "$work/one" -- --json
+silent out
+
+# A folder of a checkpoint is no image: said, with what to do, where an image is needed; an answer like any other for verify.
+for words in "run $work/one --input x -o y" "run $work/one --input x -o y --layers 0..1" "bench $work/one" "compare $work/one $work/one --input x" \
+  "export $work/one -o $work/y"; do
+  expect 3 $words
+  says err "IMG01: $work/one: a folder of other files, no packed image: convert it first"
+done
+expect 1 verify "$work/one"
+says err "no packed image: convert it first"
+
 # What cannot be opened: 4; what is malformed: 3, also under --json, where stdout gets the error as an object.
 expect 4 inspect "$work/absent"
 says err "k3pack inspect: error: "

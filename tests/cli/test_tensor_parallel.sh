@@ -25,6 +25,15 @@ for source in draft whole.k3p; do
 done
 "$K3PACK" inspect draft --reductions --tp 2 --pp 3 --json >plan.json
 grep -q '"deferred": 3' plan.json && grep -q '"immediate": 3' plan.json || fail "pp 3: not 3 and 3"
+# Ranks that would cut a head: no plan, but what `run --tp` says, with its exit code (PCK05), of the checkpoint and of the image.
+printf '' >scenario
+for source in draft whole.k3p; do
+  expect 5 "$K3PACK" inspect $source --reductions --tp 3
+  [ ! -s out ] || fail "$source: a plan for 3 ranks"
+  grep -q 'PCK05.*q_b_proj.*4 heads cannot be cut into 3 equal parts (allowed: tp 1, 2, 4)' err || fail "$source: $(cat err)"
+done
+expect 5 "$K3PACK" run whole.k3p --input scenario -o drafts --tp 3
+grep -q 'PCK05.*4 heads cannot be cut into 3 equal parts' err || fail "run: $(cat err)"
 expect 2 "$K3PACK" inspect draft --reductions --tp 0
 expect 2 "$K3PACK" inspect draft --reductions --tp 2 --pp 4
 
