@@ -1,7 +1,7 @@
 // A recipe: one JSON table from which renaming, stacking, views, shapes, tensor-parallel rules, roles and reductions of a model family are derived.
 //   name      "k3-dspark"
 //   about     one sentence for people
-//   family    how the runtime reads the image: "k3-dspark", or absent (a container of weights)
+//   family    how the runtime reads the image: "k3-dspark", "minimax-m3", "deepseek-v3.2", "kimi-k3", or absent (a container of weights)
 //   match     [{"config": {"model_type": "k3_dspark"}}, {"tensors": ["fc.weight", "x.*"]}]: one is enough; names under every root and alias
 //   roots     prefixes of the source names, exactly one of which a checkpoint uses; image_root: the prefix in the image
 //   aliases   {"fc": "context_proj"}: module names of other exporters, or whole tensor names; both sides have the same "{x}" in the same order
@@ -9,7 +9,7 @@
 //             " | " separates alternatives, of which the first whose fields exist counts ("num_experts_per_token | num_experts_per_tok | 8")
 //   indexes   {"i": "L"}: how far the index of a name such as layers.{i} runs: 0 .. L-1
 //   optional_from {"i": "Lt"}: from that index on, instances are demanded only where some tensor of that index is there (prediction modules)
-//   require   names of checks in C, by family
+//   require   names of checks in C, by family: the same names
 //   borrowed  {"roots": ["language_model.model.", ...]}: where a target model keeps what this one borrows
 //   carry     ["vision_tower."]: prefixes of whole names that are kept as they are
 //   ignore    [{"name": "layers.{i}.self_attn.rotary_emb.inv_freq", "why": "..."}]: dropped, listed in the manifest

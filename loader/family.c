@@ -20,6 +20,33 @@ static const struct k3_family *family_of(const struct k3_recipe *recipe) {
   return NULL;
 }
 
+// The drafter's rules are those of its model (formats/dspark_model.h).
+static bool is_known(const char *name) {
+  bool known = strcmp(name, "k3-dspark") == 0;
+  for (size_t i = 0; i < sizeof FAMILIES / sizeof FAMILIES[0]; i++)
+    known |= strcmp(FAMILIES[i]->name, name) == 0;
+  return known;
+}
+
+static enum k3_status unknown(const char *file, const char *key, const char *name, const char *other, struct k3_error *err) {
+  char allowed[160];
+  size_t n = (size_t)snprintf(allowed, sizeof allowed, "k3-dspark");
+  for (size_t i = 0; i < sizeof FAMILIES / sizeof FAMILIES[0]; i++)
+    n += (size_t)snprintf(allowed + n, sizeof allowed - n, ", %s", FAMILIES[i]->name);
+  snprintf(allowed + n, sizeof allowed - n, "%s", other);
+  return k3_fail(err, K3_BAD_INPUT, K3_RULE_NONE, file, key, allowed, "\"%s\", which this version does not know", name);
+}
+
+enum k3_status k3_family_check_recipe(const struct k3_recipe *recipe, const char *file, struct k3_error *err) {
+  if (!is_known(recipe->family) && strcmp(recipe->family, "generic") != 0 && strcmp(recipe->family, recipe->name) != 0)
+    return unknown(file, "family", recipe->family, ", or none: a container of weights", err);
+  for (size_t r = 0; r < recipe->n_require; r++) {
+    if (!is_known(recipe->require[r]))
+      return unknown(file, "require", recipe->require[r], "", err);
+  }
+  return K3_OK;
+}
+
 uint64_t k3_family_list_length(const struct k3_config *config, const char *path) {
   if (k3_config_kind_of(config, path) != K3_CONFIG_LIST)
     return UINT64_MAX;

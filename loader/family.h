@@ -4,6 +4,10 @@
 
 #include "loader/plan.h"
 
+// Whether a recipe's `family` (unless it is its own name: a container of weights) and every name of `require` are known here: K3_BAD_INPUT naming what
+// was found and what may stand there. `file` is for the message.
+enum k3_status k3_family_check_recipe(const struct k3_recipe *recipe, const char *file, struct k3_error *err);
+
 // Rules about config.json alone, before any name is mapped. What is wrong is added to `findings`.
 void k3_family_check_config(const struct k3_recipe *recipe, const struct k3_config *config, struct k3_findings *findings);
 

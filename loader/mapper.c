@@ -125,6 +125,20 @@ static enum k3_status read_counts(struct k3_mapper *mapper, struct k3_error *err
   return K3_OK;
 }
 
+static void find_stacks(struct k3_mapper *mapper) {
+  const struct k3_recipe *recipe = mapper->recipe;
+  for (size_t m = 0; m < recipe->n_modules; m++) {
+    size_t first = 0;
+    while (strcmp(recipe->modules[first].into, recipe->modules[m].into) != 0)
+      first++;
+    mapper->stack_of[m] = (uint16_t)first;
+    for (size_t i = 0; i < recipe->n_indexes; i++) {
+      char text[4] = {'{', recipe->indexes[i].letter, '}', '\0'};
+      mapper->stack_indexes[m] |= (uint8_t)(strstr(recipe->modules[m].into, text) ? 1u << i : 0u);
+    }
+  }
+}
+
 enum k3_status k3_mapper_create(const struct k3_recipe *recipe, const struct k3_config *config, struct k3_mapper *mapper, struct k3_error *err) {
   *mapper = (struct k3_mapper){.recipe = recipe, .config = config, .root = "", .outer_root = ""};
   size_t n_entries = recipe->n_modules + recipe->n_ignore + recipe->n_aliases, n_slots = 16, n_text = 1;
@@ -138,7 +152,9 @@ enum k3_status k3_mapper_create(const struct k3_recipe *recipe, const struct k3_
     n_text += strlen(recipe->aliases[i].name) + strlen(recipe->aliases[i].value) + 2;
   mapper->slots = k3_calloc(n_slots * sizeof *mapper->slots + n_text, 1, err);
   mapper->exists = k3_calloc(recipe->n_modules, sizeof *mapper->exists, err);
-  enum k3_status status = mapper->slots && mapper->exists ? K3_OK : K3_NO_MEMORY;
+  mapper->stack_of = k3_calloc(recipe->n_modules, sizeof *mapper->stack_of, err);
+  mapper->stack_indexes = k3_calloc(recipe->n_modules, sizeof *mapper->stack_indexes, err);
+  enum k3_status status = mapper->slots && mapper->exists && mapper->stack_of && mapper->stack_indexes ? K3_OK : K3_NO_MEMORY;
   if (status != K3_OK)
     goto out;
   mapper->slot_mask = (uint32_t)(n_slots - 1);
@@ -153,6 +169,7 @@ enum k3_status k3_mapper_create(const struct k3_recipe *recipe, const struct k3_
     const char *pattern = pattern_of(&next, recipe->aliases[i].name);
     add_slot(mapper, pattern, 0, NULL, pattern_of(&next, recipe->aliases[i].value));
   }
+  find_stacks(mapper);
   K3_TRY_GOTO(status, out, read_counts(mapper, err));
   status = list_layers(mapper, err);
 out:
@@ -165,6 +182,8 @@ void k3_mapper_free(struct k3_mapper *mapper) {
   k3_free(mapper->slots);
   k3_free(mapper->exists);
   k3_free(mapper->layer_exists);
+  k3_free(mapper->stack_of);
+  k3_free(mapper->stack_indexes);
   *mapper = (struct k3_mapper){0};
 }
 

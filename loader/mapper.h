@@ -44,6 +44,8 @@ struct k3_mapper {
   uint64_t optional_from[K3_RECIPE_MAX_INDEXES];  // UINT64_MAX: every instance is demanded
   bool *exists;                    // [n_modules], by their `when`
   uint8_t *layer_exists;           // [n_modules, index_counts[0]], by their `layers`
+  uint16_t *stack_of;              // [n_modules], the lowest module with the same `into`: parts of one image tensor
+  uint8_t *stack_indexes;          // [n_modules], a bit for every index that `into` uses
   struct k3_mapper_slot *slots;    // patterns of module names, open addressing
   uint32_t slot_mask;
   char root_buffer[128], outer_buffer[128];

@@ -26,11 +26,9 @@ struct draft {
 
 struct layout {
   struct k3_plan *plan;
-  uint16_t *stack_of;   // [n_modules] lowest module with the same `into`
   uint16_t *phase_of;   // [n_modules] block of the forward
   bool *loop;           // [n_modules] the phase runs over layers
   bool *view;           // [n_modules] some module of the stack has a view
-  uint8_t *mask;        // [n_modules] bit per index that `into` uses
   struct draft *drafts;
   size_t n_drafts, drafts_capacity;
   uint64_t offset;      // next free byte
@@ -55,7 +53,7 @@ static enum k3_status pad_to(struct layout *l, uint64_t multiple, struct k3_erro
 }
 
 static uint64_t masked_index(const struct layout *l, const struct k3_mapped *mapped, int i) {
-  return l->mask[mapped->module] >> i & 1 ? mapped->index[i] : 0;
+  return l->plan->mapper.stack_indexes[mapped->module] >> i & 1 ? mapped->index[i] : 0;
 }
 
 // Compares the image tensor that two shards belong to: in the order of the forward; a view's tensors layer after layer, parameter by parameter.
@@ -70,7 +68,7 @@ static int compare_tensor(const struct layout *l, const struct k3_plan_shard *a,
   K3_COMPARE(carry_a, carry_b);
   if (carry_a)
     return (ma->tensor > mb->tensor) - (ma->tensor < mb->tensor);
-  uint16_t sa = l->stack_of[ma->module], sb = l->stack_of[mb->module];
+  uint16_t sa = l->plan->mapper.stack_of[ma->module], sb = l->plan->mapper.stack_of[mb->module];
   enum k3_param pa = k3_plan_image_param(a), pb = k3_plan_image_param(b);
   K3_COMPARE(l->phase_of[ma->module], l->phase_of[mb->module]);
   if (l->view[sa]) {
@@ -110,32 +108,23 @@ static int compare_small(const void *left, const void *right) {
 
 static enum k3_status prepare_modules(struct layout *l, struct k3_error *err) {
   const struct k3_recipe *recipe = l->plan->recipe;
+  const uint16_t *stack_of = l->plan->mapper.stack_of;
   size_t n = recipe->n_modules;
-  l->stack_of = k3_calloc(n, sizeof *l->stack_of, err);
   l->phase_of = k3_calloc(n, sizeof *l->phase_of, err);
   l->loop = k3_calloc(n, sizeof *l->loop, err);
   l->view = k3_calloc(n, sizeof *l->view, err);
-  l->mask = k3_calloc(n, sizeof *l->mask, err);
-  if (!l->stack_of || !l->phase_of || !l->loop || !l->view || !l->mask)
+  if (!l->phase_of || !l->loop || !l->view)
     return K3_NO_MEMORY;
   for (size_t m = 0; m < n; m++) {
-    size_t first = 0;
-    while (strcmp(recipe->modules[first].into, recipe->modules[m].into) != 0)
-      first++;
-    l->stack_of[m] = (uint16_t)first;
-    l->view[first] |= recipe->modules[m].view != NULL;
+    l->view[stack_of[m]] |= recipe->modules[m].view != NULL;
     l->loop[m] = strstr(recipe->modules[m].into, "{i}") != NULL;
-    for (size_t i = 0; i < recipe->n_indexes; i++) {
-      char text[4] = {'{', recipe->indexes[i].letter, '}', '\0'};
-      l->mask[m] |= (uint8_t)(strstr(recipe->modules[m].into, text) ? 1u << i : 0u);
-    }
   }
   for (size_t m = 0; m < n; m++) {
-    size_t first = l->stack_of[m];
+    size_t first = stack_of[m];
     l->view[m] = l->view[first];
     if (first != m)
       l->phase_of[m] = l->phase_of[first];
-    else if (m > 0 && l->loop[m] && l->loop[m - 1] && !l->view[m] && !l->view[l->stack_of[m - 1]])
+    else if (m > 0 && l->loop[m] && l->loop[m - 1] && !l->view[m] && !l->view[stack_of[m - 1]])
       l->phase_of[m] = l->phase_of[m - 1];
     else
       l->phase_of[m] = (uint16_t)(m + 1);
@@ -230,15 +219,7 @@ static enum k3_status draft_modules(struct layout *l, struct k3_findings *findin
   struct k3_plan *plan = l->plan;
   K3_TRY(prepare_modules(l, err));
   K3_TRY(k3_grow(&plan->pieces, &plan->pieces_capacity, plan->n_shards, sizeof *plan->pieces, err));  // one each; growing would leave holes
-  for (size_t s = 0; s < plan->n_shards; s++) {
-    struct k3_plan_shard *shard = &plan->shards[s];
-    const struct k3_recipe_module *module = shard->mapped.module == K3_MODULE_CARRY ? NULL : &plan->recipe->modules[shard->mapped.module];
-    uint64_t indexes[K3_RECIPE_MAX_INDEXES];
-    for (int i = 0; i < K3_RECIPE_MAX_INDEXES; i++)
-      indexes[i] = shard->mapped.index[i];
-    if (module && module->shard)
-      K3_TRY(k3_recipe_eval(plan->recipe, plan->mapper.config, module->shard, indexes, &shard->id, err));
-  }
+  K3_TRY(k3_plan_number_shards(plan, err));
   if (plan->n_shards > 1)
     qsort_r(plan->shards, plan->n_shards, sizeof *plan->shards, compare_shards, l);
   for (size_t first = 0, last; first < plan->n_shards; first = last) {
@@ -489,10 +470,8 @@ enum k3_status k3_plan_layout(struct k3_plan *plan, struct k3_findings *findings
                        "the image would need a header of %llu bytes", (unsigned long long)plan->header_nbytes);
 out:
   k3_free(l.drafts);
-  k3_free(l.stack_of);
   k3_free(l.phase_of);
   k3_free(l.loop);
   k3_free(l.view);
-  k3_free(l.mask);
   return status;
 }

@@ -12,8 +12,10 @@ enum k3_status k3_plan_check_shapes(struct k3_plan *plan, struct k3_findings *fi
 
 // Whether a shard fits the first one of its stack in dtype and row shape; MAP08 or MAP05 otherwise.
 bool k3_plan_shards_agree(const struct k3_plan *plan, const struct k3_plan_shard *head, const struct k3_plan_shard *shard, struct k3_findings *findings);
-// The same for every stack of a mapped plan, before the layout.
-enum k3_status k3_plan_check_stacks(const struct k3_plan *plan, struct k3_findings *findings, struct k3_error *err);
+// The same for every stack of a mapped plan, before the layout, and that no two shards of a stack or a view have one id (MAP04).
+enum k3_status k3_plan_check_stacks(struct k3_plan *plan, struct k3_findings *findings, struct k3_error *err);
+// Evaluates the id of every shard of a stack.
+enum k3_status k3_plan_number_shards(struct k3_plan *plan, struct k3_error *err);
 
 // Fills plan->sources, once.
 enum k3_status k3_plan_list_sources(struct k3_plan *plan, struct k3_error *err);

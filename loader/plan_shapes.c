@@ -74,13 +74,18 @@ static bool fits(const uint64_t *expected, unsigned rank, const struct k3_st_ten
   return equal;
 }
 
-static enum k3_status evaluate(const struct k3_plan *plan, const struct k3_mapped *mapped, const struct k3_recipe_param *param,
-                               uint64_t shape[K3_RECIPE_MAX_RANK], struct k3_error *err) {
+static enum k3_status eval_at(const struct k3_plan *plan, const struct k3_mapped *mapped, const char *expression, uint64_t *value,
+                              struct k3_error *err) {
   uint64_t indexes[K3_RECIPE_MAX_INDEXES];
   for (int i = 0; i < K3_RECIPE_MAX_INDEXES; i++)
     indexes[i] = mapped->index[i];
+  return k3_recipe_eval(plan->recipe, plan->mapper.config, expression, indexes, value, err);
+}
+
+static enum k3_status evaluate(const struct k3_plan *plan, const struct k3_mapped *mapped, const struct k3_recipe_param *param,
+                               uint64_t shape[K3_RECIPE_MAX_RANK], struct k3_error *err) {
   for (unsigned i = 0; i < param->rank; i++)
-    K3_TRY(k3_recipe_eval(plan->recipe, plan->mapper.config, param->shape[i], indexes, &shape[i], err));
+    K3_TRY(eval_at(plan, mapped, param->shape[i], &shape[i], err));
   return K3_OK;
 }
 
@@ -171,65 +176,100 @@ bool k3_plan_shards_agree(const struct k3_plan *plan, const struct k3_plan_shard
   return true;
 }
 
-// What makes two shards parts of one image tensor: the stack, its indexes, the parameter.
-struct stack_key {
-  uint32_t stack, param, index[K3_RECIPE_MAX_INDEXES];
-};
-
-struct stacks {
-  const struct k3_plan *plan;
-  uint16_t *stack_of;  // [n_modules] lowest module with the same `into`
-  uint8_t *mask;       // [n_modules] bit per index that `into` uses
-};
-
-static struct stack_key key_of(const struct stacks *stacks, const struct k3_plan_shard *shard) {
-  struct stack_key key = {.stack = stacks->stack_of[shard->mapped.module], .param = (uint32_t)k3_plan_image_param(shard)};
-  for (int i = 0; i < K3_RECIPE_MAX_INDEXES; i++)
-    key.index[i] = stacks->mask[shard->mapped.module] >> i & 1 ? shard->mapped.index[i] : 0;
-  return key;
-}
-
-static bool same_stack(const void *owner, uint32_t number, const char *name, size_t nbytes) {
-  const struct stacks *stacks = owner;
-  struct stack_key key = key_of(stacks, &stacks->plan->shards[number]);
-  return nbytes == sizeof key && memcmp(&key, name, sizeof key) == 0;
-}
-
-static enum k3_status hold_against_first(const struct stacks *stacks, struct k3_findings *findings, struct k3_error *err) {
-  const struct k3_plan *plan = stacks->plan;
-  struct k3_name_set firsts = {0};
-  enum k3_status status = K3_OK;
-  for (size_t s = 0; status == K3_OK && s < plan->n_shards && s < K3_NAME_NONE; s++) {
-    const struct k3_plan_shard *shard = &plan->shards[s];
-    if (shard->mapped.module == K3_MODULE_CARRY || !plan->recipe->modules[shard->mapped.module].shard)
-      continue;
-    struct stack_key key = key_of(stacks, shard);
-    uint32_t first;
-    status = k3_name_set_add(&firsts, same_stack, stacks, (const char *)&key, sizeof key, (uint32_t)s, &first, err);
-    if (status == K3_OK && first != K3_NAME_NONE)
-      k3_plan_shards_agree(plan, &plan->shards[first], shard, findings);
+enum k3_status k3_plan_number_shards(struct k3_plan *plan, struct k3_error *err) {
+  for (size_t s = 0; s < plan->n_shards; s++) {
+    struct k3_plan_shard *shard = &plan->shards[s];
+    const struct k3_recipe_module *module = shard->mapped.module == K3_MODULE_CARRY ? NULL : &plan->recipe->modules[shard->mapped.module];
+    if (module && module->shard)
+      K3_TRY(eval_at(plan, &shard->mapped, module->shard, &shard->id, err));
   }
-  k3_name_set_free(&firsts);
+  return K3_OK;
+}
+
+// What makes two shards parts of one image tensor: the stack, its indexes, the parameter. With an id: one place in it. Of a view, `stack` is the first
+// module that shows it, and no index counts.
+struct place {
+  uint32_t stack, param, index[K3_RECIPE_MAX_INDEXES];
+  uint64_t id;
+};
+
+// Places that were met, by the shard that was there first.
+struct places {
+  const struct k3_plan *plan;
+  bool with_id, of_view;
+  struct k3_name_set known;
+};
+
+static size_t first_of_view(const struct k3_recipe *recipe, size_t module) {
+  size_t first = 0;
+  while (!recipe->modules[first].view || strcmp(recipe->modules[first].view, recipe->modules[module].view) != 0)
+    first++;
+  return first;
+}
+
+static struct place place_of(const struct places *places, const struct k3_plan_shard *shard) {
+  const struct k3_plan *plan = places->plan;
+  const struct k3_mapper *mapper = &plan->mapper;
+  size_t m = shard->mapped.module;
+  struct place place = {.param = (uint32_t)k3_plan_image_param(shard)};
+  if (places->of_view) {
+    place.stack = (uint32_t)first_of_view(plan->recipe, m);
+    if (eval_at(plan, &shard->mapped, plan->recipe->modules[m].view_shard, &place.id, NULL) != K3_OK)
+      place.id = UINT64_MAX;  // for the layout to refuse
+    return place;
+  }
+  place.stack = mapper->stack_of[m];
+  place.id = places->with_id ? shard->id : 0;
+  for (int i = 0; i < K3_RECIPE_MAX_INDEXES; i++)
+    place.index[i] = mapper->stack_indexes[m] >> i & 1 ? shard->mapped.index[i] : 0;
+  return place;
+}
+
+static bool same_place(const void *owner, uint32_t number, const char *name, size_t nbytes) {
+  const struct places *places = owner;
+  struct place place = place_of(places, &places->plan->shards[number]);
+  return nbytes == sizeof place && memcmp(&place, name, sizeof place) == 0;
+}
+
+// *first is the shard that had the place before, or NULL.
+static enum k3_status take_place(struct places *places, size_t shard, const struct k3_plan_shard **first, struct k3_error *err) {
+  struct place place = place_of(places, &places->plan->shards[shard]);
+  uint32_t number = K3_NAME_NONE;
+  enum k3_status status = k3_name_set_add(&places->known, same_place, places, (const char *)&place, sizeof place, (uint32_t)shard, &number, err);
+  *first = status == K3_OK && number != K3_NAME_NONE ? &places->plan->shards[number] : NULL;
   return status;
 }
 
-enum k3_status k3_plan_check_stacks(const struct k3_plan *plan, struct k3_findings *findings, struct k3_error *err) {
-  const struct k3_recipe *recipe = plan->recipe;
-  struct stacks stacks = {plan, k3_calloc(recipe->n_modules, sizeof *stacks.stack_of, err), k3_calloc(recipe->n_modules, 1, err)};
-  enum k3_status status = stacks.stack_of && stacks.mask ? K3_OK : K3_NO_MEMORY;
-  for (size_t m = 0; status == K3_OK && m < recipe->n_modules; m++) {
-    size_t first = 0;
-    while (strcmp(recipe->modules[first].into, recipe->modules[m].into) != 0)
-      first++;
-    stacks.stack_of[m] = (uint16_t)first;
-    for (size_t i = 0; i < recipe->n_indexes; i++) {
-      char text[4] = {'{', recipe->indexes[i].letter, '}', '\0'};
-      stacks.mask[m] |= (uint8_t)(strstr(recipe->modules[m].into, text) ? 1u << i : 0u);
-    }
+static enum k3_status look_at_places(struct places sets[3], const struct k3_plan *plan, size_t s, struct k3_findings *findings, struct k3_error *err) {
+  const struct k3_plan_shard *shard = &plan->shards[s], *first;
+  const struct k3_recipe_module *module = &plan->recipe->modules[shard->mapped.module];
+  const char *path = k3_plan_path_of(plan, &shard->mapped), *name = k3_plan_source_of(plan, &shard->mapped)->name;
+  if (module->shard) {
+    K3_TRY(take_place(&sets[0], s, &first, err));
+    if (first && !k3_plan_shards_agree(plan, first, shard, findings))
+      return K3_OK;
+    K3_TRY(take_place(&sets[1], s, &first, err));
+    if (first)
+      k3_findings_report(findings, K3_MAP04, path, name, "each shard id once", "shard %llu a second time: %s is there", (unsigned long long)shard->id,
+                         k3_plan_source_of(plan, &first->mapped)->name);
   }
-  if (status == K3_OK)
-    status = hold_against_first(&stacks, findings, err);
-  k3_free(stacks.stack_of);
-  k3_free(stacks.mask);
+  if (module->view) {
+    K3_TRY(take_place(&sets[2], s, &first, err));
+    if (first)
+      k3_findings_report(findings, K3_MAP04, path, name, "each shard id once", "a shard of the view %s a second time: %s is there", module->view,
+                         k3_plan_source_of(plan, &first->mapped)->name);
+  }
+  return K3_OK;
+}
+
+enum k3_status k3_plan_check_stacks(struct k3_plan *plan, struct k3_findings *findings, struct k3_error *err) {
+  struct places sets[3] = {{.plan = plan}, {.plan = plan, .with_id = true}, {.plan = plan, .of_view = true}};
+  enum k3_status status = k3_plan_number_shards(plan, err);
+  for (size_t s = 0; status == K3_OK && s < plan->n_shards && s < K3_NAME_NONE; s++) {
+    if (plan->shards[s].mapped.module != K3_MODULE_CARRY)
+      status = look_at_places(sets, plan, s, findings, err);
+  }
+  for (int i = 0; i < 3; i++)
+    k3_name_set_free(&sets[i].known);
   return status;
 }

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "loader/family.h"
 #include "loader/mapper.h"
 
 enum { MAX_RECIPE_NBYTES = 4 << 20 };
@@ -25,6 +26,11 @@ enum k3_status k3_recipe_load(const char *name, struct k3_recipe *recipe, struct
     K3_TRY(k3_read_file(name, MAX_RECIPE_NBYTES, &text, &nbytes, err));
     enum k3_status status = k3_recipe_parse(text, nbytes, name, recipe, err);
     k3_free(text);
+    if (status == K3_OK) {
+      status = k3_family_check_recipe(recipe, name, err);
+      if (status != K3_OK)
+        k3_recipe_free(recipe);
+    }
     return status;
   }
   char known[256] = "";

@@ -150,7 +150,22 @@ case $(rules) in *MAP09*) : ;; *) complain "an adapter is \"$(rules)\"" ;; esac
 # A recipe of one's own that gives two shards of a view one id: no image, since its own manifest would be refused.
 "$K3PACK" recipes k3-dspark | sed 's/"shard": "{i}"/"shard": "0"/' >"$work/recipe.json"
 expect 3 "$K3PACK" convert "$work/draft" -o "$work/x.k3p" --recipe "$work/recipe.json" --force
-said 'MAP04.*context_kv_proj.weight.*a second time' "two shards of a view have one id"
+said 'MAP04.*kv_a_proj_with_mqa.weight: a shard of the view model.context_kv_proj a second time' "two shards of a view have one id"
+expect 1 "$K3PACK" check "$work/draft" --recipe "$work/recipe.json" --json
+[ "$(rules)" = MAP04 ] || complain "check finds \"$(rules)\" in a view with one id twice"
+"$K3PACK" recipes k3-dspark | sed 's/"into": "model.layers.{i}.self_attn.fused_qkv_a_proj", "shard": 1,/"into": "model.layers.{i}.self_attn.fused_qkv_a_proj", "shard": 0,/' >"$work/recipe.json"
+expect 3 "$K3PACK" convert "$work/draft" -o "$work/x.k3p" --recipe "$work/recipe.json" --force
+expect 1 "$K3PACK" check "$work/draft" --recipe "$work/recipe.json" --json
+[ "$(rules)" = MAP04 ] || complain "check finds \"$(rules)\" in a stack with one id twice"
+grep -q 'shard 0 a second time' "$work/stdout" || complain "the doubled shard is not named"
+# Families and checks that this version does not know would be rules that silently do not hold: named with what may stand there.
+for key in family require; do
+  "$K3PACK" recipes k3-dspark | sed "s/\"$key\": \(\[*\)\"k3-dspark\"/\"$key\": \1\"k3-spark\"/" >"$work/recipe.json"
+  for verb in check convert; do
+    expect 3 "$K3PACK" $verb "$work/draft" --recipe "$work/recipe.json" $([ $verb = check ] || echo "-o $work/x.k3p --force")
+    said "recipe.json: $key: .k3-spark., which this version does not know (allowed: k3-dspark, minimax-m3, deepseek-v3.2, kimi-k3" "an unknown $key"
+  done
+done
 # A view of more shards than there are layers: both projections of every layer.
 "$K3PACK" recipes k3-dspark | sed 's/"into": "model.layers.{i}.self_attn.fused_qkv_a_proj", "shard": 0}/"into": "model.layers.{i}.self_attn.fused_qkv_a_proj", "shard": 0, "view": {"name": "model.context_kv_proj", "shard": "{i} + 1000"}}/' >"$work/recipe.json"
 expect 0 "$K3PACK" convert "$work/draft" -o "$work/x.k3p" --recipe "$work/recipe.json" --force
