@@ -150,7 +150,7 @@ static enum k3_status run_verb(char **argv, struct k3_error *err) {
   while (argv[argc])
     argc++;
   assert_true(null >= 0 && saved >= 0 && dup2(null, STDERR_FILENO) == STDERR_FILENO);
-  k3_cli_start(&cli, "run");
+  k3_cli_start(&cli, "run", 0, NULL);
   int code = k3_cli_finish(&cli, k3_cmd_run(&cli, argc, argv));
   assert_true(dup2(saved, STDERR_FILENO) == STDERR_FILENO && close(saved) == 0 && close(null) == 0);
   if (code == 0)
