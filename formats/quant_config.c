@@ -115,7 +115,6 @@ static const struct {
     {"awq", "AutoAWQ weights"},
     {"gptq", "GPTQ weights"},
     {"bitsandbytes", "bitsandbytes weights"},
-    {"quark", "Quark weights"},
     {"auto-round", "AutoRound weights in their own layout"},
     {"gguf", "GGUF weights"},
     {"hqq", "HQQ weights"},
@@ -156,12 +155,16 @@ static enum k3_status read_method(struct k3_quant_reader *reader, const json_t *
     quant->dialect = K3_DIALECT_MX;
     return k3_quant_read_mx(reader, object);
   }
+  if (strcmp(method, "quark") == 0) {
+    quant->dialect = K3_DIALECT_MX;
+    return k3_quant_read_quark(reader, object);
+  }
   const char *what = "a method that k3pack does not know";
   for (size_t i = 0; i < sizeof FOREIGN / sizeof FOREIGN[0]; i++) {
     if (strcmp(FOREIGN[i].method, method) == 0)
       what = FOREIGN[i].what;
   }
-  k3_quant_complain(reader, K3_CFG21, "quantization_config.quant_method", "compressed-tensors, modelopt, fp8, mxfp4 or mxfp8", "\"%s\": %s", method,
+  k3_quant_complain(reader, K3_CFG21, "quantization_config.quant_method", "compressed-tensors, modelopt, fp8, mxfp4, mxfp8 or quark", "\"%s\": %s", method,
                     what);
   return K3_OK;
 }

@@ -4,7 +4,8 @@
 //                       quantized_layers of MIXED_PRECISION
 //   fp8                 quant_method "fp8" (DeepSeek): weight_block_size, modules_to_not_convert or ignored_layers; [1, 32] is MXFP8
 //   mxfp8, mxfp4        quant_method of that name, modules_to_not_convert
-// A module that nothing names is not quantised; only under "fp8", "mxfp8" and "mxfp4" the stored tensors decide about modules that no list names.
+//   Quark               quant_method "quark": global_quant_config, layer_quant_config, exclude; MXFP4 only
+// A module that nothing names is not quantised; only under "fp8", "mxfp8", "mxfp4" and "quark" the stored tensors decide about modules that no list names.
 #ifndef K3_FORMATS_QUANT_CONFIG_H
 #define K3_FORMATS_QUANT_CONFIG_H
 

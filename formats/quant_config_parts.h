@@ -39,6 +39,7 @@ enum k3_status k3_quant_read_groups(struct k3_quant_reader *reader, const json_t
 enum k3_status k3_quant_read_modelopt(struct k3_quant_reader *reader, const json_t *object, bool hf);
 enum k3_status k3_quant_read_fp8(struct k3_quant_reader *reader, const json_t *object);
 enum k3_status k3_quant_read_mx(struct k3_quant_reader *reader, const json_t *object);
+enum k3_status k3_quant_read_quark(struct k3_quant_reader *reader, const json_t *object);
 
 // A text member, or `fallback`.
 static inline const char *k3_quant_text(const json_t *object, const char *key, const char *fallback) {

@@ -317,10 +317,25 @@ static enum k3_status unknown_preset(const char *name, struct k3_error *err) {
   return k3_fail(err, K3_BAD_ARGUMENT, K3_RULE_NONE, NULL, NULL, names, "there is no preset \"%s\"", name);
 }
 
+// The mixtures of experts come in the forms in which they are published, each a preset of its own.
+static enum k3_status no_such_form(const struct k3_synth_preset *preset, const char *scheme, struct k3_error *err) {
+  char names[384] = "";
+  size_t n = 0;
+  for (size_t i = 0; i < K3_SYNTH_N_MOE_PRESETS && n < sizeof names; i++) {
+    const struct k3_synth_preset *other = &K3_SYNTH_MOE_PRESETS[i];
+    if (other->moe->family == preset->moe->family && other->sparse == preset->sparse)
+      n += (size_t)snprintf(names + n, sizeof names - n, "%s%s", n ? ", " : "", other->name);
+  }
+  return k3_fail(err, K3_BAD_ARGUMENT, K3_RULE_NONE, NULL, NULL, names, "there is no --quant %s of %s: its published forms are presets", scheme,
+                 preset->name);
+}
+
 enum k3_status k3_synth_write(const char *folder, const struct k3_synth_options *options, struct k3_synth_report *report, struct k3_error *err) {
   struct job job = {.folder = folder, .options = options, .preset = k3_synth_preset_find(options->preset), .index.fd = -1, .config.fd = -1, .hf_quant.fd = -1};
   if (!job.preset)
     return unknown_preset(options->preset, err);
+  if (job.preset->moe && !k3_scheme_is_plain(options->scheme))
+    return no_such_form(job.preset, k3_scheme_name(options->scheme), err);
   if (options->dtype != K3_DTYPE_BF16 && options->dtype != K3_DTYPE_F16 && options->dtype != K3_DTYPE_F32)
     return k3_fail(err, K3_BAD_ARGUMENT, K3_RULE_NONE, NULL, NULL, "BF16, F16, F32", "weights of dtype %s", k3_dtype_name(options->dtype));
   struct stat st;

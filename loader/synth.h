@@ -45,7 +45,7 @@ const char *k3_synth_preset_name(size_t index, const char **about);
 // Writes the safetensors files, the index when there are several, and config.json into `folder`, which is created when absent. Every file appears
 // whole or not at all, and none before all of them are complete. Memory: 4 MiB a thread and about 300 bytes a tensor.
 // A quantised checkpoint holds the encoded values of the plain one with `spread`; kv_b_proj, heads, embeddings and norms stay plain.
-// K3_BAD_ARGUMENT: no such preset (allowed names them), another dtype, more shards than tensors, a scheme that the dialect does not have. K3_EXISTS with OUT01: the folder holds a checkpoint
+// K3_BAD_ARGUMENT: no such preset (allowed names them), a scheme for a mixture of experts, whose forms are presets, another dtype, more shards than tensors, a scheme that the dialect does not have. K3_EXISTS with OUT01: the folder holds a checkpoint
 // and `replace` is false. K3_IO, K3_NO_SPACE. On failure the folder is as before, unless old files were being
 // replaced and the disk failed while the complete new ones got their names. report may be NULL.
 enum k3_status k3_synth_write(const char *folder, const struct k3_synth_options *options, struct k3_synth_report *report, struct k3_error *err);

@@ -27,7 +27,7 @@ struct k3_synth_moe {
   int n_count_digits;  // of the shard count in file names
 };
 
-enum { K3_SYNTH_N_MOE_PRESETS = 18 };
+enum { K3_SYNTH_N_MOE_PRESETS = 19 };
 extern const struct k3_synth_preset K3_SYNTH_MOE_PRESETS[K3_SYNTH_N_MOE_PRESETS];
 
 // Appends the preset's tensors, their shards set where the model places them.

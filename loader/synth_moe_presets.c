@@ -38,17 +38,17 @@ static const struct k3_synth_symbol v32[] = {
   }
 static const struct k3_synth_symbol v32_tiny_32[] = {V32_TINY(32)}, v32_tiny_128[] = {V32_TINY(128)};
 
-// Kimi K3. An KDA heads of Ad, Ac taps of their convolutions, Z latent width, S shared experts, Bk layers a block of the residual attention; Vq, Vg
-// width of the vision attention and side of its position grid; the rest as above.
+// Kimi K3. Ts special tokens end the vocabulary, An KDA heads of Ad, Ac taps of their convolutions, Z latent width, S shared experts, Bk layers a
+// block of the residual attention; Vq, Vg width of the vision attention and side of its position grid; the rest as above.
 static const struct k3_synth_symbol k3[] = {
     {"H", 7168},     {"L", 93},    {"D", 1},     {"N", 96},    {"P", 128},   {"R", 64},    {"Vd", 128}, {"Rq", 1536}, {"Rk", 512}, {"An", 96},
     {"Ad", 128},     {"Ac", 4},    {"I", 33792}, {"Ie", 3072}, {"Z", 3584},  {"X", 896},   {"K", 16},   {"S", 2},     {"Bk", 12},  {"V", 163840},
-    {"Pm", 1048576}, {"Vh", 1024}, {"Vl", 27},   {"Vn", 12},   {"Vi", 4096}, {"Vq", 1536}, {"Vp", 14},  {"Vg", 64},   {0},
+    {"Pm", 1048576}, {"Vh", 1024}, {"Vl", 27},   {"Vn", 12},   {"Vi", 4096}, {"Vq", 1536}, {"Vp", 14},  {"Vg", 64},   {"Ts", 256}, {0},
 };
 static const struct k3_synth_symbol k3_tiny[] = {
     {"H", 64},    {"L", 5},   {"D", 1},  {"N", 3},   {"P", 8},   {"R", 4},   {"Vd", 8}, {"Rq", 16}, {"Rk", 16}, {"An", 3},
     {"Ad", 8},    {"Ac", 4},  {"I", 96}, {"Ie", 64}, {"Z", 32},  {"X", 4},   {"K", 2},  {"S", 2},   {"Bk", 2},  {"V", 128},
-    {"Pm", 4096}, {"Vh", 12}, {"Vl", 1}, {"Vn", 2},  {"Vi", 32}, {"Vq", 24}, {"Vp", 2}, {"Vg", 4},  {0},
+    {"Pm", 4096}, {"Vh", 12}, {"Vl", 1}, {"Vn", 2},  {"Vi", 32}, {"Vq", 24}, {"Vp", 2}, {"Vg", 4},  {"Ts", 32}, {0},
 };
 
 #define MOE(...)                        \
@@ -84,6 +84,8 @@ const struct k3_synth_preset K3_SYNTH_MOE_PRESETS[K3_SYNTH_N_MOE_PRESETS] = {
      MOE(K3_SYNTH_M3, K3_SYNTH_FORM_MXFP8, .vision = true, .mtp = true, .n_count_digits = 5)},
     {"m3-tiny-nvfp4", "m3-tiny with NVFP4 experts, the rest MXFP8", .symbols = m3_tiny, .n_shards = 2, PT,
      MOE(K3_SYNTH_M3, K3_SYNTH_FORM_NVFP4, .vision = true, .n_count_digits = 5)},
+    {"m3-tiny-mxfp4", "m3-tiny with MXFP4 experts in Quark's spelling", .symbols = m3_tiny, .n_shards = 2, PT,
+     MOE(K3_SYNTH_M3, K3_SYNTH_FORM_QUARK, .vision = true, .n_count_digits = 5)},
     {"v32-tiny", "DeepSeek-V3.2 in small: 3 layers and a prediction layer, 32 x 32 blocks", .symbols = v32_tiny_32, .n_shards = 2,
      MOE(K3_SYNTH_V32, K3_SYNTH_FORM_FP8_BLOCK, .mtp = true, .n_count_digits = 6)},
     {"v32-tiny-128", "v32-tiny with 128 x 128 blocks", .symbols = v32_tiny_128, .n_shards = 2,
@@ -173,6 +175,48 @@ static void put_mixed(struct writer *w, const char *prefix, const char *const *a
   k3_jsonw_end_object(&w->json);
 }
 
+static void put_quark_tensor(struct writer *w, const char *key, bool dynamic) {
+  k3_jsonw_begin_object(&w->json, key);
+  k3_jsonw_string(&w->json, "dtype", "fp4");
+  k3_jsonw_string(&w->json, "qscheme", "per_group");
+  k3_jsonw_i64(&w->json, "ch_axis", -1);
+  k3_jsonw_u64(&w->json, "group_size", 32);
+  k3_jsonw_string(&w->json, "scale_format", "e8m0");
+  k3_jsonw_bool(&w->json, "is_dynamic", dynamic);
+  k3_jsonw_end_object(&w->json);
+}
+
+// Everything but the routed experts is left out.
+static void put_quark(struct writer *w) {
+  static const char *const excluded[] = {"language_model.lm_head",
+                                         "*self_attn*",
+                                         "*mlp.gate_proj",
+                                         "*mlp.up_proj",
+                                         "*mlp.down_proj",
+                                         "*shared_experts*",
+                                         "*vision_tower*",
+                                         "*block_sparse_moe.gate",
+                                         "*multi_modal_projector*",
+                                         "*patch_merge_mlp*",
+                                         NULL};
+  k3_jsonw_string(&w->json, "quant_method", "quark");
+  k3_jsonw_string(&w->json, "quant_mode", "eager_mode");
+  k3_jsonw_null(&w->json, "algo_config");
+  put_texts(w, "exclude", excluded);
+  k3_jsonw_begin_object(&w->json, "global_quant_config");
+  put_quark_tensor(w, "weight", false);
+  put_quark_tensor(w, "input_tensors", true);
+  k3_jsonw_null(&w->json, "output_tensors");
+  k3_jsonw_null(&w->json, "bias");
+  k3_jsonw_end_object(&w->json);
+  k3_jsonw_begin_object(&w->json, "layer_quant_config");
+  k3_jsonw_end_object(&w->json);
+  k3_jsonw_begin_object(&w->json, "export");
+  k3_jsonw_string(&w->json, "pack_method", "reorder");
+  k3_jsonw_string(&w->json, "weight_format", "real_quantized");
+  k3_jsonw_end_object(&w->json);
+}
+
 static void put_m3_quantization(struct writer *w) {
   static const char *const ignored[] = {
       "language_model.lm_head", "language_model.model.embed_tokens", "vision_tower", "multi_modal_projector", "patch_merge_mlp", NULL};
@@ -199,8 +243,7 @@ static void put_m3_quantization(struct writer *w) {
       break;
     case K3_SYNTH_FORM_QUARK:
       k3_jsonw_begin_object(&w->json, "quantization_config");
-      k3_jsonw_string(&w->json, "quant_method", "mxfp4");
-      put_texts(w, "modules_to_not_convert", ignored);
+      put_quark(w);
       k3_jsonw_end_object(&w->json);
       break;
     case K3_SYNTH_FORM_NVFP4: put_mixed(w, "language_model.model.layers.", modules, "MXFP8", number(w, "F")); break;
@@ -445,8 +488,8 @@ static void put_k3(struct writer *w) {
                                         {"attn_res_block_size", "Bk"},
                                         {"max_position_embeddings", "Pm"},
                                         {"num_nextn_predict_layers", "0"},
-                                        {"bos_token_id", "V-256"},
-                                        {"eos_token_id", "V-254"},
+                                        {"bos_token_id", "V-Ts"},
+                                        {"eos_token_id", "V-Ts+2"},
                                         {"pad_token_id", "V-1"},
                                         {0}};
   static const struct field linear[] = {{"num_heads", "An"}, {"head_dim", "Ad"}, {"short_conv_kernel_size", "Ac"}, {0}};
@@ -486,7 +529,7 @@ static void put_k3(struct writer *w) {
   k3_jsonw_string(&w->json, "merge_type", "sd2_tpool");
   k3_jsonw_string(&w->json, "mm_projector_type", "patchmergerv2");
   k3_jsonw_end_object(&w->json);
-  k3_jsonw_u64(&w->json, "media_placeholder_token_id", number(w, "V-235"));
+  k3_jsonw_u64(&w->json, "media_placeholder_token_id", number(w, "V-Ts+21"));
 }
 
 char *k3_synth_moe_config(const struct k3_synth_preset *preset, enum k3_dtype dtype, struct k3_error *err) {

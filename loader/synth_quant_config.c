@@ -175,9 +175,14 @@ char *k3_synth_quant_config(char *config, const struct k3_synth_list *list, cons
     k3_jsonw_end_object(&w);
     *hf_quant = take(&w, err);
   }
-  // The config ends in "\n}\n", the object begins with "{\n".
+  // Two objects become one: the config without its closing brace, the other without its opening one.
+  size_t n = strlen(config);
+  while (n > 0 && config[n - 1] != '}')
+    n--;
+  for (n -= n > 0; n > 0 && strchr(" \n", config[n - 1]);)
+    n--;
   if (object && (options->dialect != K3_SYNTH_MODELOPT || *hf_quant))
-    whole = k3_asprintf(err, "%.*s,\n%s", (int)(strlen(config) - 3), config, object + 2);
+    whole = k3_asprintf(err, "%.*s,\n%s", (int)n, config, object + 2);
   k3_free(object);
   k3_free(config);
   return whole;

@@ -10,7 +10,7 @@ complain() {
   bad=1
 }
 
-for preset in m3-tiny m3-tiny-text m3-tiny-native m3-tiny-mtp m3-tiny-mxfp8 m3-tiny-mtp-mxfp8 m3-tiny-nvfp4 v32-tiny v32-tiny-128 k3-tiny k3-tiny-nvfp4; do
+for preset in m3-tiny m3-tiny-text m3-tiny-native m3-tiny-mtp m3-tiny-mxfp8 m3-tiny-mtp-mxfp8 m3-tiny-nvfp4 m3-tiny-mxfp4 v32-tiny v32-tiny-128 k3-tiny k3-tiny-nvfp4; do
   source=$work/$preset
   "$K3PACK" synth "$source" --preset $preset --quiet || complain "$preset: synth fails"
   "$K3PACK" check "$source" >"$work/out" 2>"$work/err" || complain "$preset: check says no: $(cat "$work/err")"

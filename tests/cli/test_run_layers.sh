@@ -34,7 +34,7 @@ $check states "$work/m3" 64 8,3,1 && $check states "$work/v32" 96 8,3,1 && $chec
   $check states "$work/v32.bf16" 96 8,3,1 BF16 || fail "states"
 
 # Every form, all layers, each kind of layer alone; F32 within 1e-5, quantised forms on their decoded weights; a prediction block behind the layers.
-for c in "m3-tiny m3 3" "m3-tiny-native m3 3" "m3-tiny-mxfp8 m3 3" "m3-tiny-nvfp4 m3 3" "v32-tiny v32 2" "v32-tiny-128 v32 2"; do
+for c in "m3-tiny m3 3" "m3-tiny-native m3 3" "m3-tiny-mxfp8 m3 3" "m3-tiny-nvfp4 m3 3" "m3-tiny-mxfp4 m3 3" "v32-tiny v32 2" "v32-tiny-128 v32 2"; do
   set -- $c
   make "$1" f32
   for range in "0 $3" "0 0" "1 1"; do
@@ -77,6 +77,10 @@ for c in "m3-tiny m3 1" "m3-tiny-mxfp8 m3 1" "v32-tiny v32 1"; do
   layers "$work/$1.k3p" "0..$3" "$work/$2.bf16" "$work/result" || fail "$1 bf16"
   $check compare "$work/$1" "$work/$2.bf16" "$work/result" 0 "$3" >"$work/text" || fail "$1 bf16: $(cat "$work/text")"
 done
+
+# MXFP4 experts in Quark's spelling on ranks: the experts' 32 columns are one scale's, so that two ranks need them whole.
+layers "$work/m3-tiny-mxfp4.k3p" 0..3 "$work/m3" "$work/rows" --tp 2 --sequence-parallel || fail "m3-tiny-mxfp4, tp 2"
+$check compare "$work/m3-tiny-mxfp4" "$work/m3" "$work/rows" 0 3 >"$work/text" || fail "m3-tiny-mxfp4, tp 2: $(cat "$work/text")"
 
 # Ranks, from a whole image and from a folder that was cut for them; taps from before the first layer to behind the last.
 make m3-tiny f32

@@ -1,4 +1,4 @@
-// covers: formats/quant_config.c formats/quant_config_ct.c formats/quant_config_modelopt.c
+// covers: formats/quant_config.c formats/quant_config_ct.c formats/quant_config_modelopt.c formats/quant_config_quark.c
 // The quantization config: the input is config.json; behind a zero byte may follow hf_quant_config.json.
 #include <jansson.h>
 

@@ -72,7 +72,10 @@ def load(folder):
                 value = value * spread(scale[1].astype(float), value.shape, *block)
         elif dtype == "U8":
             value = e2m1(raw)
-            value = value * spread(e4m3(scale[1]), value.shape, 1, 16) * float(tensors[module + ".weight_scale_2"][1])
+            if module + ".weight_scale_2" in tensors:
+                value = value * spread(e4m3(scale[1]), value.shape, 1, 16) * float(tensors[module + ".weight_scale_2"][1])
+            else:
+                value = value * spread(2.0 ** (scale[1].astype(float) - 127), value.shape, 1, 32)
         else:
             value = raw.astype(np.float64)
             all_f32 &= dtype == "F32"

@@ -190,6 +190,60 @@ static void short_methods_leave_modules_to_the_tensors(void **state) {
   }
 }
 
+#define QUARK(more) "{\"quantization_config\":{\"quant_method\":\"quark\"," more "}}"
+#define QUARK_FP4(group)                                                                                                                             \
+  "{\"weight\":{\"dtype\":\"fp4\",\"qscheme\":\"per_group\",\"ch_axis\":-1,\"group_size\":" group ",\"scale_format\":\"e8m0\",\"is_dynamic\":false}" \
+                                                                                                  "}"
+#define QUARK_FP8 "{\"weight\":{\"dtype\":\"fp8_e4m3\",\"qscheme\":\"per_tensor\"}}"
+
+// AMD's Quark: names and globs are left out, the global config holds for the rest, or configs by pattern alone.
+static void quark_says_what_is_left_out(void **state) {
+  (void)state;
+  struct k3_quant_config *quant =
+      usable(QUARK("\"exclude\":[\"lm_head\",\"*self_attn*\",\"re:.*shared_experts.*\"],\"global_quant_config\":" QUARK_FP4(
+                 "32") ",\"layer_quant_config\":{},\"algo_config\":null,\"export\":{\"weight_format\":\"real_quantized\"}"),
+             NULL);
+  expect(quant, "model.layers.3.block_sparse_moe.experts.0.w1", K3_SAYS_EITHER, "float 4 bits, group of 32");
+  expect(quant, "model.layers.3.self_attn.q_proj", K3_SAYS_PLAIN, "");
+  expect(quant, "model.layers.3.block_sparse_moe.shared_experts.up_proj", K3_SAYS_PLAIN, "");
+  expect(quant, "lm_head", K3_SAYS_PLAIN, "");
+  expect(quant, "model.lm_head", K3_SAYS_EITHER, "float 4 bits, group of 32");  // a name is the whole name
+  k3_quant_config_free(quant);
+  quant = usable(QUARK("\"global_quant_config\":{\"weight\":null},\"layer_quant_config\":{\"*experts*\":" QUARK_FP4("32") "},\"exclude\":[]"), NULL);
+  expect(quant, "model.layers.3.block_sparse_moe.experts.0.w1", K3_SAYS_EITHER, "float 4 bits, group of 32");
+  expect(quant, "model.layers.3.self_attn.q_proj", K3_SAYS_PLAIN, "");
+  k3_quant_config_free(quant);
+}
+
+static void quark_of_other_kinds_is_refused_by_name(void **state) {
+  (void)state;
+  static const struct {
+    const char *config, *found;
+    enum k3_rule rule;
+  } cases[] = {
+      {QUARK("\"global_quant_config\":" QUARK_FP8), "dtype \"fp8_e4m3\", qscheme \"per_tensor\"", K3_CFG21},
+      {QUARK("\"global_quant_config\":" QUARK_FP4("16")), "group_size 16", K3_CFG21},
+      {QUARK("\"global_quant_config\":" QUARK_FP4("32") ",\"layer_quant_config\":{\"*self_attn*\":" QUARK_FP8 "}"), "*self_attn*: Quark weights",
+       K3_CFG21},
+      {QUARK("\"global_quant_config\":" QUARK_FP4("32") ",\"layer_type_quant_config\":{\"Linear\":" QUARK_FP4("32") "}"), "by the type", K3_CFG21},
+      {QUARK("\"global_quant_config\":" QUARK_FP4("32") ",\"export\":{\"weight_format\":\"fake_quantized\"}"), "fake_quantized", K3_CFG21},
+      {QUARK("\"global_quant_config\":" QUARK_FP4("32") ",\"algo_config\":[{\"name\":\"awq\"},{\"name\":\"rotation\"}]"), "rotated weights",
+       K3_CFG21},
+      {QUARK("\"global_quant_config\":[]"), "another kind", K3_CFG20},
+      {QUARK("\"global_quant_config\":{\"weight\":4}"), "another kind", K3_CFG20},
+      {QUARK("\"layer_quant_config\":[]"), "another kind", K3_CFG20},
+      {QUARK("\"exclude\":\"lm_head\""), "no list", K3_CFG20},
+      {QUARK("\"exclude\":[1]"), "entry 0", K3_CFG20},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    struct k3_findings findings = {0};
+    assert_null(read_two(cases[i].config, NULL, &findings));
+    if (findings.n_items != 1 || findings.items[0].error.rule != cases[i].rule || !strstr(findings.items[0].error.found, cases[i].found))
+      fail_msg("%s: %zu findings, %s", cases[i].config, findings.n_items, findings.n_items ? findings.items[0].error.found : "");
+    k3_findings_free(&findings);
+  }
+}
+
 static void nothing_is_said_without_a_config(void **state) {
   (void)state;
   struct k3_findings findings = {0};
@@ -258,6 +312,8 @@ int main(void) {
       cmocka_unit_test(modelopt_algorithms_and_globs),
       cmocka_unit_test(unlisted_modules_are_plain),
       cmocka_unit_test(short_methods_leave_modules_to_the_tensors),
+      cmocka_unit_test(quark_says_what_is_left_out),
+      cmocka_unit_test(quark_of_other_kinds_is_refused_by_name),
       cmocka_unit_test(nothing_is_said_without_a_config),
       cmocka_unit_test(long_lists_of_names),
       cmocka_unit_test(memory_may_fail),
