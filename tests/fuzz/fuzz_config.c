@@ -47,6 +47,8 @@ static void check_lookups(const struct k3_config *config, const char *path) {
   FUZZ_CHECK(strlen(text) < FUZZ_MAX_NBYTES);
   if (k3_config_u64_list(config, path, list, 4, &n, &found, NULL) == K3_OK && found)
     FUZZ_CHECK(kind == K3_CONFIG_LIST && n <= 4);
+  char both[64];
+  FUZZ_CHECK(k3_config_contradicts(config, path, both, sizeof both) == (both[0] != '\0') && (both[0] == '\0' || kind != K3_CONFIG_ABSENT));
   if (k3_config_require_u64(config, path, &u64, NULL) == K3_OK)
     FUZZ_CHECK(kind == K3_CONFIG_INT);
 }
