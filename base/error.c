@@ -20,7 +20,7 @@ static void vfill(struct k3_error *err, enum k3_status status, enum k3_rule rule
   err->os_errno = 0;
   k3_printable(err->file, sizeof err->file, file ? file : "", file ? strlen(file) : 0, MAX_NAME_NBYTES);
   k3_printable(err->tensor, sizeof err->tensor, tensor ? tensor : "", tensor ? strlen(tensor) : 0, MAX_NAME_NBYTES);
-  snprintf(err->allowed, sizeof err->allowed, "%s", allowed ? allowed : "");
+  k3_printable(err->allowed, sizeof err->allowed, allowed ? allowed : "", allowed ? strlen(allowed) : 0, SIZE_MAX);  // may name a module
   char raw[sizeof err->found];
   vsnprintf(raw, sizeof raw, found, args);
   k3_printable(err->found, sizeof err->found, raw, strlen(raw), SIZE_MAX);

@@ -94,6 +94,8 @@ void k3_cli_json_error(struct k3_jsonw *writer, const struct k3_error *err);
 void k3_cli_json_begin(struct k3_cli *cli, struct k3_jsonw *writer);
 int k3_cli_json_end(struct k3_cli *cli, struct k3_jsonw *writer, int exit_code);
 
+// A name from an input as it may be printed: hostile characters escaped, above 200 bytes shortened with its length. In dst, which it returns.
+char *k3_cli_name_text(char dst[512], const char *name);
 // "7.12 GB" (decimal units; plain bytes below 1000) in dst, which it returns.
 char *k3_cli_size_text(char dst[32], uint64_t nbytes);
 

@@ -73,7 +73,7 @@ static void show_destinations(const struct k3_plan *plan, const struct k3_plan_s
     k3_jsonw_bool(json, "of_target", shard->mapped.of_target);
     k3_jsonw_begin_array(json, "destinations");
   } else {
-    printf("%s%s\n", k3_printable(name, sizeof name, source->name, source->name_nbytes, 300), shard->mapped.of_target ? " (of the target)" : "");
+    printf("%s%s\n", k3_cli_name_text(name, source->name), shard->mapped.of_target ? " (of the target)" : "");
   }
   for (size_t i = 0; i < n_places; i++) {
     if (json) {
@@ -87,9 +87,9 @@ static void show_destinations(const struct k3_plan *plan, const struct k3_plan_s
       k3_jsonw_u64(json, "nbytes", n_rows ? tensor->nbytes / n_rows * shard->n_rows : 0);
       k3_jsonw_end_object(json);
     } else if (places[i].stacked) {
-      printf("  -> %s shard %llu%s\n", places[i].name, (unsigned long long)places[i].shard, places[i].view ? " (view: the same bytes)" : "");
+      printf("  -> %s shard %llu%s\n", k3_cli_name_text(name, places[i].name), (unsigned long long)places[i].shard, places[i].view ? " (view: the same bytes)" : "");
     } else {
-      printf("  -> %s\n", places[i].name);
+      printf("  -> %s\n", k3_cli_name_text(name, places[i].name));
     }
   }
   if (json) {
@@ -132,13 +132,13 @@ static int show_plan(struct k3_cli *cli, struct k3_source *source) {
       k3_jsonw_end_object(&json);
     } else {
       char name[512];
-      printf("%s\n", k3_printable(name, sizeof name, tensor->name, tensor->name_nbytes, 300));
+      printf("%s\n", k3_cli_name_text(name, tensor->name));
     }
   }
   free(order);
   if (!cli->json) {
-    char size[32];
-    printf("recipe %s, image of %s, nothing written\n", plan->recipe->name, k3_cli_size_text(size, k3_plan_file_nbytes(plan)));
+    char size[32], name[512];
+    printf("recipe %s, image of %s, nothing written\n", k3_cli_name_text(name, plan->recipe->name), k3_cli_size_text(size, k3_plan_file_nbytes(plan)));
     return 0;
   }
   k3_jsonw_end_array(&json);
@@ -171,9 +171,9 @@ static int report(struct k3_cli *cli, const struct k3_source *source, const char
     return k3_cli_json_end(cli, &json, 0);
   }
   if (!cli->quiet) {
-    char size[32], name[512];
+    char size[32], name[512], recipe[512];
     printf("%s: %s, recipe %s, seal %s\n", k3_printable(name, sizeof name, image, strlen(image), 400), k3_cli_size_text(size, result->file_nbytes),
-           source->recipe.name, result->identity);
+           k3_cli_name_text(recipe, source->recipe.name), result->identity);
     if (source->plan.requant)
       k3_quant_report(cli, &source->plan);
   }
@@ -182,8 +182,9 @@ static int report(struct k3_cli *cli, const struct k3_source *source, const char
 
 // What the image will not hold, and what someone who runs it should know now.
 static void say_notes(struct k3_cli *cli, const struct k3_plan *plan) {
+  char name[512];
   for (size_t i = 0; i < plan->n_dropped && i < 3; i++)
-    k3_cli_note(cli, "dropped: %s (%s)", plan->dropped[i].tensor, plan->dropped[i].why);
+    k3_cli_note(cli, "dropped: %s (%s)", k3_cli_name_text(name, plan->dropped[i].tensor), plan->dropped[i].why);
   if (plan->n_dropped > 3)
     k3_cli_note(cli, "dropped: %zu tensors in all; the manifest lists them", plan->n_dropped);
   for (size_t m = 0; m < plan->recipe->n_modules; m++) {
@@ -191,7 +192,8 @@ static void say_notes(struct k3_cli *cli, const struct k3_plan *plan) {
     for (size_t s = 0; s < plan->n_shards; s++)
       present |= plan->shards[s].mapped.module == m;
     if (plan->recipe->modules[m].role == K3_ROLE_BORROWED && !present)
-      k3_cli_note(cli, "%s is borrowed from the target and not in the image; --target packs it", plan->recipe->modules[m].name);
+      k3_cli_note(cli, "%s is borrowed from the target and not in the image; --target packs it",
+                  k3_cli_name_text(name, plan->recipe->modules[m].name));
   }
 }
 

@@ -65,7 +65,7 @@ static void print_values(const struct k3_diff_item *item) {
 
 static void print_item(const struct k3_diff_item *item) {
   char name[512], shape[512], other[512];
-  k3_printable(name, sizeof name, item->name, strlen(item->name), 200);
+  k3_cli_name_text(name, item->name);
   shape_text(shape, sizeof shape, item->shape, item->rank);
   switch (item->kind) {
     case K3_DIFF_ONLY_A:

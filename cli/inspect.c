@@ -34,14 +34,10 @@ static const char *shape_text(char *dst, size_t capacity, const uint64_t *shape,
   return dst;
 }
 
-static const char *safe(char dst[512], const char *text) {
-  return k3_printable(dst, 512, text, strlen(text), 300);
-}
-
 // "rows 1536..2111"
 static void print_rows(uint64_t id, const char *tensor, uint64_t row, uint64_t n_rows) {
   char name[512];
-  printf("    shard %llu: %s rows %llu..%llu", (unsigned long long)id, safe(name, tensor), (unsigned long long)row,
+  printf("    shard %llu: %s rows %llu..%llu", (unsigned long long)id, k3_cli_name_text(name, tensor), (unsigned long long)row,
          (unsigned long long)(row + n_rows - (n_rows > 0)));
 }
 
@@ -49,7 +45,7 @@ static void print_tensors(const struct k3_cli *cli, const struct k3_ckpt *ckpt, 
   for (size_t f = 0; f < ckpt->n_files; f++) {
     const struct k3_ckpt_file *file = &ckpt->files[f];
     char name[512], shape[400], size[32];
-    printf("%s: %zu tensors, %s, data from byte %llu\n", safe(name, file->name), file->header.n_tensors, k3_cli_size_text(size, file->id.nbytes),
+    printf("%s: %zu tensors, %s, data from byte %llu\n", k3_cli_name_text(name, file->name), file->header.n_tensors, k3_cli_size_text(size, file->id.nbytes),
            (unsigned long long)file->header.data_begin);
     uint64_t n_internal = 0;
     for (size_t i = 0; i < file->header.n_tensors; i++) {
@@ -58,7 +54,7 @@ static void print_tensors(const struct k3_cli *cli, const struct k3_ckpt *ckpt, 
       n_internal += internal;
       if ((internal && !cli->verbose && !pattern) || !wanted(pattern, t->name))
         continue;
-      printf("  %-60s %-8s %-18s %12llu bytes at %llu\n", safe(name, t->name), k3_dtype_name(t->dtype),
+      printf("  %-60s %-8s %-18s %12llu bytes at %llu\n", k3_cli_name_text(name, t->name), k3_dtype_name(t->dtype),
              shape_text(shape, sizeof shape, t->shape, t->rank), (unsigned long long)(t->end - t->begin),
              (unsigned long long)(file->header.data_begin + t->begin));
     }
@@ -71,18 +67,18 @@ static void print_image(const struct k3_image *image) {
   const struct k3_manifest *m = &image->manifest;
   char name[512], other[512], size[32], hex[2 * K3_SHA256_NBYTES + 1];
   k3_hex(hex, image->identity);
-  printf("image of version %d by %s, recipe %s, %llu segment%s %s\n", K3_IMAGE_VERSION, safe(name, m->tool), safe(other, m->recipe_name),
+  printf("image of version %d by %s, recipe %s, %llu segment%s %s\n", K3_IMAGE_VERSION, k3_cli_name_text(name, m->tool), k3_cli_name_text(other, m->recipe_name),
          (unsigned long long)image->n_segments, image->n_segments == 1 ? "" : "s", m->digests ? "under digests" : "without digests");
   printf("identity %s\n", hex);
   for (size_t i = 0; i < m->n_sources; i++)
-    printf("source %s%s, %s%s%s\n", safe(name, m->sources[i].file), m->sources[i].of_target ? " (target)" : "",
+    printf("source %s%s, %s%s%s\n", k3_cli_name_text(name, m->sources[i].file), m->sources[i].of_target ? " (target)" : "",
            k3_cli_size_text(size, m->sources[i].nbytes), m->sources[i].sha256 ? ", SHA-256 " : "",
-           m->sources[i].sha256 ? safe(other, m->sources[i].sha256) : "");
+           m->sources[i].sha256 ? k3_cli_name_text(other, m->sources[i].sha256) : "");
   for (size_t i = 0; i < m->n_linears; i++)
-    printf("scheme %s: %s%s%s\n", safe(other, m->linears[i].scheme), safe(name, m->linears[i].module), m->linears[i].encoded_from ? ", encoded from " : "",
+    printf("scheme %s: %s%s%s\n", k3_cli_name_text(other, m->linears[i].scheme), k3_cli_name_text(name, m->linears[i].module), m->linears[i].encoded_from ? ", encoded from " : "",
            m->linears[i].encoded_from ? m->linears[i].encoded_from : "");
   for (size_t i = 0; i < m->n_dropped; i++)
-    printf("dropped %s: %s\n", safe(name, m->dropped[i].key), safe(other, m->dropped[i].value));
+    printf("dropped %s: %s\n", k3_cli_name_text(name, m->dropped[i].key), k3_cli_name_text(other, m->dropped[i].value));
 }
 
 // The tensor that a shard of a view shows rows of, and how many bytes a row has. The opening of the image has checked that they exist.
@@ -115,7 +111,7 @@ static void print_view(const struct k3_image *image, const struct k3_manifest_vi
   uint64_t shape[K3_ST_MAX_RANK], row_nbytes;
   enum k3_dtype dtype;
   unsigned rank = view_shape(image, view, shape, &dtype);
-  printf("view %s %s %s, zero-copy: no bytes of its own\n", safe(name, view->name), k3_dtype_name(dtype), shape_text(text, sizeof text, shape, rank));
+  printf("view %s %s %s, zero-copy: no bytes of its own\n", k3_cli_name_text(name, view->name), k3_dtype_name(dtype), shape_text(text, sizeof text, shape, rank));
   for (size_t s = 0; s < view->n_shards; s++) {
     const struct k3_manifest_view_shard *shard = &view->shards[s];
     const struct k3_st_tensor *t = shard_tensor(image, shard, &row_nbytes);
@@ -138,7 +134,7 @@ static void print_places(const struct k3_image *image, const char *pattern) {
     if (!any)
       printf("made of:\n");
     any = true;
-    printf("  %s\n", safe(name, t->name));
+    printf("  %s\n", k3_cli_name_text(name, t->name));
     for (size_t s = 0; s < t->n_shards; s++) {
       print_rows(t->shards[s].id, t->shards[s].source, t->shards[s].row, t->shards[s].n_rows);
       putchar('\n');
@@ -331,7 +327,7 @@ static int report_tensor(struct k3_cli *cli, const struct k3_ckpt *ckpt, const c
     }
     return k3_cli_json_end(cli, &json, 0);
   }
-  printf("%s: %s %s, %llu elements, %s\n", safe(text, name), k3_dtype_name(stats.dtype), shape_text(shape, sizeof shape, stats.shape, stats.rank),
+  printf("%s: %s %s, %llu elements, %s\n", k3_cli_name_text(text, name), k3_dtype_name(stats.dtype), shape_text(shape, sizeof shape, stats.shape, stats.rank),
          (unsigned long long)stats.n_elems, stats.is_view ? "a view without bytes of its own" : k3_cli_size_text(size, stats.nbytes));
   if (!stats.numeric) {
     printf("elements of this type are not shown as numbers\n");

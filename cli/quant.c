@@ -46,12 +46,11 @@ void k3_quant_report(struct k3_cli *cli, const struct k3_plan *plan) {
   for (size_t i = 0; cli->verbose && i < requant->n_items; i++) {
     const struct k3_requant_item *item = &requant->items[i];
     const char *source = source_name(plan, item);
-    k3_cli_detail(cli, "%s: SNR %.2f dB, relative RMSE %.4f, largest error %.4g", k3_printable(name, sizeof name, source, strlen(source), 300),
-                  k3_snr_decibel(&item->snr), k3_snr_relative_rmse(&item->snr), item->snr.max_error);
+    k3_cli_detail(cli, "%s: SNR %.2f dB, relative RMSE %.4f, largest error %.4g", k3_cli_name_text(name, source), k3_snr_decibel(&item->snr),
+                  k3_snr_relative_rmse(&item->snr), item->snr.max_error);
   }
   for (size_t i = 0; i < requant->n_kept && (i < 3 || cli->verbose); i++)
-    k3_cli_note(cli, "stays plain: %s (columns no multiple of %u)", k3_printable(name, sizeof name, requant->kept[i], strlen(requant->kept[i]), 300),
-                requant->scheme.block_cols);
+    k3_cli_note(cli, "stays plain: %s (columns no multiple of %u)", k3_cli_name_text(name, requant->kept[i]), requant->scheme.block_cols);
   if (requant->n_kept > 3 && !cli->verbose)
     k3_cli_note(cli, "stays plain: %zu weights in all", requant->n_kept);
   if (cli->quiet)
@@ -60,8 +59,7 @@ void k3_quant_report(struct k3_cli *cli, const struct k3_plan *plan) {
   const struct k3_requant_item *worst = sum_up(requant, &total);
   const char *source = source_name(plan, worst);
   printf("%zu weights to %s: SNR %.2f dB, relative RMSE %.4f; worst %.2f dB, %s\n", requant->n_items, k3_scheme_name(requant->scheme.scheme),
-         k3_snr_decibel(&total), k3_snr_relative_rmse(&total), k3_snr_decibel(&worst->snr),
-         k3_printable(name, sizeof name, source, strlen(source), 300));
+         k3_snr_decibel(&total), k3_snr_relative_rmse(&total), k3_snr_decibel(&worst->snr), k3_cli_name_text(name, source));
 }
 
 static void put_snr(struct k3_jsonw *json, const struct k3_snr *snr) {

@@ -163,11 +163,12 @@ static int report_json(struct k3_cli *cli, const struct k3_reduction_plan *plan)
 }
 
 static void report_text(const struct k3_reduction_plan *plan) {
+  char name[512], norm[512];
   for (size_t i = 0; plan->parallel.tp > 1 && i < plan->n_steps; i++) {
     const struct k3_flow *step = &plan->steps[i];
     if (step->kind == K3_FLOW_PRODUCE)
-      printf("%-9s  %s -> %s  (%s: %s)\n", k3_reduction_plan_action(plan, i), step->name, step->norm ? step->norm : "output", step->rule,
-             reason(step->rule));
+      printf("%-9s  %s -> %s  (%s: %s)\n", k3_reduction_plan_action(plan, i), k3_cli_name_text(name, step->name),
+             k3_cli_name_text(norm, step->norm ? step->norm : "output"), step->rule, reason(step->rule));
     else if (step->kind == K3_FLOW_BORDER)
       printf("           -- end of stage %u --\n", step->stage);
   }

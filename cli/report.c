@@ -235,6 +235,10 @@ int k3_cli_json_end(struct k3_cli *cli, struct k3_jsonw *writer, int exit_code) 
   return status == K3_OK || ferror(stdout) ? exit_code : k3_cli_fail(cli, &err);
 }
 
+char *k3_cli_name_text(char dst[512], const char *name) {
+  return k3_printable(dst, 512, name, strlen(name), 200);
+}
+
 char *k3_cli_size_text(char dst[32], uint64_t nbytes) {
   static const char units[] = "kMGTPE";
   if (nbytes < 1000) {

@@ -1,6 +1,7 @@
 #include "loader/synth.h"
 
 #include <stdio.h>
+#include <string.h>
 
 #include "cli/verbs.h"
 
@@ -92,10 +93,10 @@ int k3_cmd_synth(struct k3_cli *cli, int argc, char **argv) {
     k3_jsonw_u64(&json, "files_nbytes", report.files_nbytes);
     return k3_cli_json_end(cli, &json, 0);
   }
-  char size[32];
+  char size[32], name[512];
   if (!cli->quiet)
-    printf("%s: %llu file%s, %llu tensors, %llu parameters, %s\n", cli->operands[0], (unsigned long long)report.n_files,
-           report.n_files == 1 ? "" : "s", (unsigned long long)report.n_tensors, (unsigned long long)report.n_params,
-           k3_cli_size_text(size, report.files_nbytes));
+    printf("%s: %llu file%s, %llu tensors, %llu parameters, %s\n", k3_printable(name, sizeof name, cli->operands[0], strlen(cli->operands[0]), 400),
+           (unsigned long long)report.n_files, report.n_files == 1 ? "" : "s", (unsigned long long)report.n_tensors,
+           (unsigned long long)report.n_params, k3_cli_size_text(size, report.files_nbytes));
   return 0;
 }

@@ -96,7 +96,7 @@ int k3_cmd_verify(struct k3_cli *cli, int argc, char **argv) {
     exit_code = k3_cli_json_end(cli, &json, good ? 0 : 1);
   } else {
     exit_code = good ? 0 : 1;
-    char name[512];
+    char name[512], other[512];
     k3_printable(name, sizeof name, image, strlen(image), 400);
     if (good && split && !cli->quiet)
       printf("%s: shared file and %u rank files, ", name, tp);
@@ -109,7 +109,8 @@ int k3_cmd_verify(struct k3_cli *cli, int argc, char **argv) {
         printf("seal %s matches; written without digests, so the tensors' bytes are not proven%s\n", result.identity,
                result.has_crc ? " beyond their CRC-32" : "");
       if (source)
-        printf("%s: %llu tensors equal to %s\n", name, (unsigned long long)n_equal, source);
+        printf("%s: %llu tensors equal to %s\n", name, (unsigned long long)n_equal,
+               k3_printable(other, sizeof other, source, strlen(source), 400));
     }
   }
   k3_findings_free(&findings);

@@ -127,10 +127,10 @@ enum k3_status k3_check_run(const struct k3_ckpt *ckpt, const struct k3_ckpt *ta
 }
 
 char *k3_check_summary_text(const struct k3_check_summary *s, enum k3_depth depth, char *dst, size_t capacity) {
-  char view[128] = "";
+  char name[160], view[256] = "";
   if (s->view && s->n_view_shards_expected > 0)
-    snprintf(view, sizeof view, ", %s shards %llu/%llu per parameter", s->view, (unsigned long long)s->n_view_shards,
-             (unsigned long long)s->n_view_shards_expected);
+    snprintf(view, sizeof view, ", %s shards %llu/%llu per parameter", k3_printable(name, sizeof name, s->view, strlen(s->view), 100),
+             (unsigned long long)s->n_view_shards, (unsigned long long)s->n_view_shards_expected);
   static const char *const not_read[] = {"scales, weights", "weights", "nothing"};
   snprintf(dst, capacity, "files %llu/%llu, tensors %llu/%llu%s; not read: %s", (unsigned long long)s->n_files,
            (unsigned long long)s->n_files_expected, (unsigned long long)s->n_tensors, (unsigned long long)s->n_tensors_expected, view,

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Times `check --depth values` against `cat` of the same file to /dev/null with the same number of readers, interleaved, minimum of RUNS runs: a plain read
+# Times `check --depth values` with THREADS threads against one `cat` of the same file to /dev/null, interleaved, minimum of RUNS runs: a plain read
 # is the floor of a pass over every byte. Bars: 0.7 of cat for BF16, 0.35 for NVFP4 (whose codes are counted too), 2 threads. Everything lies in WHERE, a
 # memory file system, so that no disk is measured.
 #   usage: bench_check.sh [build/release]     RUNS=15 PRESET=k3-dspark WHERE=/dev/shm THREADS=2
