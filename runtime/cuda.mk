@@ -32,7 +32,7 @@ $(B)/runtime/cuda/%.host.o: runtime/cuda/%.c
 $(B)/libk3pack_cuda.so: $(CUDA_OBJ) $(B)/libk3pack.a runtime/cuda/exports.map
 	$(NVCC) -shared -cudart static $(CUDA_ARCHS) -o $@ $(CUDA_OBJ) $(B)/libk3pack.a $(CUBLASLT_LIBRARY) $(NCCL_LIBRARY) \
 	  -Xlinker --version-script=runtime/cuda/exports.map -Xlinker -rpath=$(dir $(CUBLASLT_LIBRARY)) \
-	  $(if $(NCCL_LIBRARY),-Xlinker -rpath=$(dir $(NCCL_LIBRARY))) $(if $(filter 1,$(STATIC)),-Xlinker -Bstatic -lz -Xlinker -Bdynamic,-lz)
+	  $(if $(NCCL_LIBRARY),-Xlinker -rpath=$(dir $(NCCL_LIBRARY))) $(if $(filter 1,$(STATIC)),$(shell $(CC) -print-file-name=libz.a),-lz)
 
 cuda-resources: $(CUDA_OBJ)
 	sh runtime/cuda/resources.sh $(CUDA_KERNELS:%.cu=$(B)/%.cu.log)

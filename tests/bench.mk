@@ -13,8 +13,12 @@ bench-check: all
 bench-headers: all
 	sh tests/bench/bench_headers.sh $(B)
 
+#help   bench-gpu      our forward on a GPU beside PyTorch re-enactments, table of bars (nvcc, BENCH_PYTHON=python with PyTorch; under ten minutes)
+bench-gpu: all cuda
+	sh tests/bench/gpu/run.sh $(B)
+
 #help   test-full      the published geometry: 30 GB of disk in FULL_DIR (default build/full), some minutes
 test-full: all
 	sh tests/cli/full.sh $(B)
 
-.PHONY: bench bench-convert bench-check bench-headers test-full
+.PHONY: bench bench-convert bench-check bench-headers bench-gpu test-full

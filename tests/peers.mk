@@ -14,10 +14,11 @@ build/peers-venv/bin/python:
 	$(PYTHON) -m venv build/peers-venv
 	build/peers-venv/bin/pip install -q $(PEERS_PACKAGES) llmcompressor || build/peers-venv/bin/pip install -q $(PEERS_PACKAGES)
 
-test-peers: all $(B)/peers/read_headers $(PEERS_PYTHON)
+test-peers: all $(B)/peers/read_headers $(PEERS_PYTHON) $(if $(and $(SIM_CUDA),$(shell command -v $(SIM_CLANG))),sim-plain)
 	$(PEERS_PYTHON) tests/peers/diff_safetensors.py $(B)/peers/read_headers
 	$(PEERS_PYTHON) -W ignore tests/peers/quantised.py $(B)/k3pack
 	$(PEERS_PYTHON) tests/peers/moe_layers.py $(B)/k3pack
+	sh tests/bench/gpu/smoke.sh $(B) $(PEERS_PYTHON) $(SIM)/plain/libk3pack_cuda.so
 
 #help   bench-quant-peers  our encoders beside torch and compressed-tensors, interleaved, as ratios (PEERS_PYTHON; SCHEMES DTYPES THREADS RUNS CLOCK)
 $(B)/peers/quant_shared.so: tests/bench/quant_shared.c $(B)/libk3pack.a

@@ -26,7 +26,7 @@ import peers
 from timing import Op, Timer
 
 # ||a - b|| / ||b||. Two BF16 forwards of other roundings are 0.02 apart in their hidden rows; a wrong rotation, norm or mask gives 0.3 and more.
-TOLERANCES = {"f32": 1e-4, "bf16": 6e-2, "fp8": 6e-2, "nvfp4": 3e-2}
+TOLERANCES = {"f32": 1e-4, "bf16": 6e-2, "fp8": 6e-2, "nvfp4": 6e-2}
 
 
 class Inputs:
@@ -111,7 +111,7 @@ class Bench:
 
     def section_numerics(self):
         """Every re-enactment against our side; a side that computes something else is not worth timing."""
-        for scheme in (["f32"] if os.path.exists(self.path("f32")) else []) + ["bf16"]:
+        for scheme in (["f32"] if os.path.exists(self.path("f32")) else []) + ["fp8", "nvfp4", "bf16"]:
             drafter = self.drafter(scheme)
             g = drafter.g
             x = Inputs(g, drafter.embed.dtype, self.device, 3, 20, self.block_size)
@@ -134,9 +134,12 @@ class Bench:
         c = drafter.combine(x.taps)
         self.check(f"{scheme}: P3, combined taps", c, states, tolerance)
         by_layers, stacked = x.caches(), x.caches()
-        drafter.context_by_layers(c, x.positions, x.slots, by_layers)
+        drafter.context_by_layers(c, x.positions, x.slots, by_layers, self.bases(by_layers))
         drafter.context_stacked(c, x.positions, x.slots, stacked, self.bases(stacked))
         self.check(f"{scheme}: P1, cache", torch.stack(by_layers), torch.stack(layers), tolerance)
+        plain = x.caches()
+        drafter.context_stacked(c, x.positions, x.slots, plain, self.bases(plain), None, lambda *a: drafter.stacked_rows(*a, plain=True))
+        self.check(f"{scheme}: P2 as it is compiled, cache", torch.stack(plain), torch.stack(layers), tolerance)
         self.check(f"{scheme}: P2, cache", torch.stack(stacked), torch.stack(layers), tolerance)
         self.check(f"{scheme}: our rows and our cache", rows[:, 5], torch.stack([t.view(-1, g.E)[x.slots[5]] for t in layers]), tolerance)
 
@@ -159,13 +162,13 @@ class Bench:
         best = peers.Candidates(drafter, g.V)(steps.clone(), x.anchor_ids, ids)
         wanted = drafter.markov(steps, x.anchor_ids, previous_ids=ids)
         drafter.w1, drafter.w2 = w1, w2
-        self.check(f"{scheme}: P7, logits", steps.transpose(0, 1).reshape(n, g.V), logits, 1e-4)
+        self.check(f"{scheme}: P7, logits", steps.transpose(0, 1).reshape(n, g.V), logits, 1e-4 if scheme in ("f32", "bf16") else 1e-2)
         for name, other in (("P7", wanted), ("P7 with all as candidates", best)):
             different = (other != ids).double().mean()
-            self.check(f"{scheme}: {name}, drafted ids, share of different ones", 1 + different, torch.ones(()), 0 if scheme == "f32" else 0.05)
+            self.check(f"{scheme}: {name}, drafted ids, share of different ones", 1 + different, torch.ones(()), {"f32": 0, "bf16": 0.05}.get(scheme, 0.2))
 
     def check_packed(self, scheme):
-        """P6 against the dequantised matrix, and our decoding of it: the states of an image whose context_proj alone is compared."""
+        """P6 against the dequantised matrix."""
         image = ours.Image(self.path(scheme))
         random = torch.Generator().manual_seed(3)
         for name in ("model.layers.0.self_attn.o_proj", "model.layers.0.mlp.gate_up_proj", "lm_head"):
@@ -173,14 +176,6 @@ class Bench:
             whole = packed.dequantised(torch.float32)
             x = torch.randn(7, whole.shape[1], generator=random).to(torch.bfloat16).to(self.device)
             self.check(f"{scheme}: P6, {name}", packed.linear(x), F.linear(x.float(), whole), TOLERANCES[scheme])
-        packed = peers.Packed(image, "model.context_proj", self.device)
-        plain = self.drafter("bf16")
-        x = Inputs(plain.g, torch.bfloat16, self.device, 1, 12, self.block_size)
-        states = torch.zeros(12, plain.g.H, device=self.device)
-        with ours.closing(self.engine(scheme)) as (engine,), ours.closing(self.session(engine, x, x.caches())) as (session,):
-            session.append_call(x.taps, x.positions, x.slots, states)()
-            self.synchronize()
-        self.check(f"{scheme}: combined taps on our packed weights", plain.combine(x.taps, packed.dequantised()), states, TOLERANCES["bf16"])
 
     # --- P1, P2, P3: the context path --------------------------------------------------------------------------------------------------------------
 
@@ -204,14 +199,19 @@ class Bench:
                 c, caches = drafter.combine(x.taps), x.caches()
                 bases, kv_bytes = self.bases(caches), 2 * g.L * g.E * g.H + 2 * n * (g.H + g.L * g.E)
                 p1_bytes = 2 * g.L * (g.Rq + g.E) * g.H + 2 * n * (g.H + g.L * g.E)
-                p1 = [lambda s, w=w: drafter.context_by_layers(c, x.positions, x.slots, caches, w) for w in by_layers]
+                others = x.caches()
+                drafter.context_by_layers(c, x.positions, x.slots, caches, bases)
+                drafter.context_stacked(c, x.positions, x.slots, others, self.bases(others))
+                for side, found in (("P1", caches), ("P2", others)):
+                    self.check(f"{side}, cache of {n} rows", torch.stack(found), torch.stack(sessions[-1].layers), TOLERANCES["bf16"])
+                p1 = [lambda s, w=w: drafter.context_by_layers(c, x.positions, x.slots, caches, bases, w) for w in by_layers]
                 p2 = [lambda s, w=w: drafter.context_stacked(c, x.positions, x.slots, caches, bases, w) for w in stacked]
                 ops = [self.step_op(f"context KV, n = {n}", "ours", "context_insert", sessions, calls, 1),
                        Op(f"context KV, n = {n}", "P1 graph", p1, p1_bytes), Op(f"context KV, n = {n}", "P2 graph", p2, kv_bytes)]
                 if n in (counts[0], counts[-1]):
                     ops += [Op(f"context KV, n = {n}", "P1 eager", p1, p1_bytes, eager=True),
                             Op(f"context KV, n = {n}", "P2 eager", p2, kv_bytes, eager=True)]
-                    compiled = self.compiled(drafter.stacked_rows, (c, x.positions, stacked[0]))
+                    compiled = self.compiled(lambda c, p, w: drafter.stacked_rows(c, p, w, plain=True), (c, x.positions, stacked[0]))
                     if compiled:
                         ops.append(Op(f"context KV, n = {n}", "P2 compiled", [
                             lambda s, w=w: drafter.context_stacked(c, x.positions, x.slots, caches, bases, w, compiled) for w in stacked], kv_bytes))
@@ -237,11 +237,16 @@ class Bench:
             schemes, opened, blocks, drafts = ("bf16", "fp8", "nvfp4"), [], [], []
             ids = torch.zeros(n_requests, g.T, dtype=torch.int64, device=self.device)
             hidden = torch.zeros(n_requests * g.T, g.H, device=self.device)
+            expected = drafter.block(x.anchor_ids, x.anchor_positions, x.tables, x.caches())
             for scheme in schemes:
                 engine = self.engine(scheme)
                 session = self.session(engine, x, x.caches())
                 opened += [session, engine]
                 block = session.draft_call(x.anchor_ids, x.anchor_positions, x.tables, hidden=hidden)
+                block()
+                self.synchronize()
+                if scheme == "bf16":
+                    self.check(f"P4, {n_requests} x {g.T} hidden rows", hidden, expected, TOLERANCES["bf16"])
                 draft = session.draft_call(x.anchor_ids, x.anchor_positions, x.tables, draft_ids=ids)
                 for name, call, ops in (("block", block, blocks), ("draft", draft, drafts)):
                     nbytes = sum(b[1] + b[2] for b in session.step_bytes(call).values()) + 2 * g.L * n_requests * (x.context + g.T) * g.E
@@ -337,9 +342,8 @@ class Bench:
         ids = torch.zeros(1, g.T, dtype=torch.int64, device=self.device)
         rows = {n: torch.randn(g.T, n, device=self.device).to(torch.bfloat16) for n in {g.H, g.N * g.Vd, g.I}}
 
-        def mlp(stream_unused, gate_up, down):
-            gate, up = gate_up(rows[g.H]).chunk(2, -1)
-            return down(F.silu(gate) * up)
+        def mlp(gate_up, down):
+            return down(kernels.silu_mul(gate_up(rows[g.H])))
 
         for scheme in ("bf16", "fp8", "nvfp4"):
             image = ours.Image(self.path(scheme))
@@ -356,7 +360,7 @@ class Bench:
                     return {"F.linear graph": lambda r: F.linear(r, weight)}
                 packed = peers.Packed(image, module, self.device)
                 made = {"P6 packed graph": packed.linear}
-                if module != "lm_head" or self.device != "cuda" or torch.cuda.mem_get_info()[0] > 8e9:
+                if module != "lm_head" or self.device != "cuda" or torch.cuda.mem_get_info()[0] > 40e9:
                     whole = packed.dequantised()
                     made["P6 expanded graph"] = lambda r: F.linear(r, whole)
                 return made
@@ -369,7 +373,7 @@ class Bench:
                         (f"o_proj, {g.T} rows, {scheme}", "project", g.L, lambda side: [
                             (lambda s, l=l: l["o"][side](rows[g.N * g.Vd])) for l in layers]),
                         (f"gate_up, SiLU, down, {g.T} rows, {scheme}", "mlp", g.L, lambda side: [
-                            (lambda s, l=l: mlp(s, l["gate_up"][side], l["down"][side])) for l in layers]),
+                            (lambda s, l=l: mlp(l["gate_up"][side], l["down"][side])) for l in layers]),
                         (f"lm_head, {g.T} rows, {scheme}", "logits", 1, lambda side: [lambda s: head[side](rows[g.H])])):
                     op = self.step_op(name, "ours", step, sessions, calls, per_call)
                     self.compare("gemm", [op] + [Op(name, side, peer(side), op.nbytes) for side in head], g.L, warm=False)
@@ -485,7 +489,7 @@ class Bench:
         def p10(stream):
             if distributed:
                 distributed.all_reduce(branch)
-            return peers.rms(residual + branch, drafter.final_norm, drafter.eps)
+            return kernels.rms(branch, drafter.final_norm, drafter.eps, residual)
 
         n = 2 * g.L + 1
         ops = [self.step_op(f"sum, add, norm of {g.T} rows, one rank", "ours", "reduce_add_norm", [session], [call], n),

@@ -11,11 +11,47 @@ except ImportError:
     triton = None
 
 
+# The interpreter multiplies BF16 matrices as the integers that they are stored as: there they are widened first.
+WIDEN = os.environ.get("TRITON_INTERPRET") == "1"
+
+
 def triton_runs(device):
     return triton is not None and (device == "cuda" or os.environ.get("TRITON_INTERPRET") == "1")
 
 
 if triton:
+
+    @triton.jit
+    def _rms(x, residual, gain, out, x_stride, rows_per_gain, width, eps, ADD: tl.constexpr, BLOCK: tl.constexpr):
+        row, i = tl.program_id(0), tl.arange(0, BLOCK)
+        value = tl.load(x + row * x_stride + i, mask=i < width, other=0.0).to(tl.float32)
+        if ADD:
+            summed = (value + tl.load(residual + row * width + i, mask=i < width, other=0.0).to(tl.float32)).to(out.dtype.element_ty)
+            tl.store(residual + row * width + i, summed, mask=i < width)
+            value = summed.to(tl.float32)
+        normed = (value * tl.rsqrt(tl.sum(value * value, 0) / width + eps)).to(out.dtype.element_ty)
+        factor = tl.load(gain + row // rows_per_gain * width + i, mask=i < width, other=0.0).to(tl.float32)
+        tl.store(out + row * width + i, (normed.to(tl.float32) * factor).to(out.dtype.element_ty), mask=i < width)
+
+    @triton.jit
+    def _rope(x, out, positions, cos, sin, row_stride, head_stride, N, HALF: tl.constexpr, BLOCK: tl.constexpr):
+        row, head, i = tl.program_id(0), tl.program_id(1), tl.arange(0, BLOCK)
+        inside = i < HALF
+        a = tl.load(x + row * row_stride + head * head_stride + 2 * i, mask=inside, other=0.0).to(tl.float32)
+        b = tl.load(x + row * row_stride + head * head_stride + 2 * i + 1, mask=inside, other=0.0).to(tl.float32)
+        place = tl.load(positions + row) * HALF + i
+        c, s = tl.load(cos + place, mask=inside, other=0.0), tl.load(sin + place, mask=inside, other=0.0)
+        to = out + (row * N + head) * 2 * HALF + 2 * i
+        tl.store(to, (a * c - b * s).to(out.dtype.element_ty), mask=inside)
+        tl.store(to + 1, (b * c + a * s).to(out.dtype.element_ty), mask=inside)
+
+    @triton.jit
+    def _silu_mul(x, out, width, BLOCK: tl.constexpr):
+        row, i = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        gate = tl.load(x + row * 2 * width + i, mask=i < width, other=0.0).to(tl.float32)
+        up = tl.load(x + row * 2 * width + width + i, mask=i < width, other=0.0).to(tl.float32)
+        gate = (gate / (1.0 + tl.exp(-gate))).to(out.dtype.element_ty).to(tl.float32)
+        tl.store(out + row * width + i, (gate * up).to(out.dtype.element_ty), mask=i < width)
 
     @triton.jit
     def _grouped_insert(latents, keys, bases, slots, n, RK: tl.constexpr, R: tl.constexpr, BLOCK_RK: tl.constexpr, BLOCK_R: tl.constexpr):
@@ -46,7 +82,7 @@ if triton:
     # tile of 64 is the folded block: the keys are read T * N / 64 times instead of T * N / 16 times.
     @triton.jit
     def _mla_split(q, cache, tables, n_keys, parts, maxima, sums, scale, n_rows, max_blocks, BLOCK_SIZE: tl.constexpr, RK: tl.constexpr,
-                   R: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+                   R: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr):
         request, tile, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
         n_splits = tl.num_programs(2)
         m = tile * BM + tl.arange(0, BM)
@@ -54,6 +90,8 @@ if triton:
         rows = q + (request * n_rows + m[:, None]) * (RK + R)
         q_latent = tl.load(rows + c[None, :], mask=m[:, None] < n_rows, other=0.0)
         q_rope = tl.load(rows + RK + r[None, :], mask=m[:, None] < n_rows, other=0.0)
+        if WIDE:
+            q_latent, q_rope = q_latent.to(tl.float32), q_rope.to(tl.float32)
         n = tl.load(n_keys + request).to(tl.int32)
         per_split = tl.cdiv(tl.cdiv(n, n_splits), BN) * BN
         begin = split * per_split
@@ -67,6 +105,8 @@ if triton:
             place = cache + (block * BLOCK_SIZE + key % BLOCK_SIZE)[:, None] * (RK + R)
             latent = tl.load(place + c[None, :], mask=key[:, None] < end, other=0.0)
             rope = tl.load(place + RK + r[None, :], mask=key[:, None] < end, other=0.0)
+            if WIDE:
+                latent, rope = latent.to(tl.float32), rope.to(tl.float32)
             scores = tl.dot(q_latent, tl.trans(latent)) + tl.dot(q_rope, tl.trans(rope))
             scores = tl.where(key[None, :] < end, scores * scale, float("-inf"))
             new_top = tl.maximum(top, tl.max(scores, 1))
@@ -110,7 +150,8 @@ if triton:
         return tl.where(exponent == 0, mantissa * 0.001953125, (1.0 + mantissa * 0.125) * tl.exp2(exponent - 7))
 
     @triton.jit
-    def _w4a16(x, packed, scales, factors, out, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    def _w4a16(x, packed, scales, factors, out, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+               WIDE: tl.constexpr):
         o = tl.program_id(0) * BN + tl.arange(0, BN)
         m = tl.arange(0, BM)
         acc = tl.zeros([BM, BN], tl.float32)
@@ -122,14 +163,62 @@ if triton:
             row = (m[:, None] < M) & (pair[None, :] < K // 2)
             even = tl.load(x + m[:, None] * K + 2 * pair[None, :], mask=row, other=0.0)
             odd = tl.load(x + m[:, None] * K + 2 * pair[None, :] + 1, mask=row, other=0.0)
-            acc += tl.dot(even, tl.trans((_fp4(codes) * scale).to(even.dtype)))
-            acc += tl.dot(odd, tl.trans((_fp4(codes >> 4) * scale).to(odd.dtype)))
+            low, high = (_fp4(codes) * scale).to(even.dtype), (_fp4(codes >> 4) * scale).to(odd.dtype)
+            if WIDE:
+                even, odd, low, high = even.to(tl.float32), odd.to(tl.float32), low.to(tl.float32), high.to(tl.float32)
+            acc += tl.dot(even, tl.trans(low))
+            acc += tl.dot(odd, tl.trans(high))
         acc *= tl.load(factors + o, mask=o < N, other=0.0)[None, :]
         tl.store(out + m[:, None] * N + o[None, :], acc.to(out.dtype.element_ty), mask=(m[:, None] < M) & (o[None, :] < N))
 
 
 def _power_of_2(n):
     return 1 << (n - 1).bit_length()
+
+
+def rms(x, gain, eps, residual=None):
+    """RMSNorm of rows, whose elements stand together; gain [width], or [k, width] for k equal groups of rows. With a residual: that gets x added, and
+    is what is normed."""
+    rows, width = x.shape
+    if triton_runs(x.device.type):
+        out = torch.empty(rows, width, dtype=x.dtype, device=x.device)
+        groups = gain.numel() // width
+        _rms[(rows,)](x, x if residual is None else residual, gain, out, x.stride(0), rows // groups, width, eps, residual is not None,
+                      _power_of_2(width))
+        return out
+    return rms_torch(x if residual is None else residual.add_(x), gain, eps)
+
+
+def rms_torch(x, gain, eps):
+    rows, width = x.shape
+    wide = x.float()
+    normed = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
+    return (normed.view(-1, rows // (gain.numel() // width), width) * gain.view(-1, 1, width)).view(rows, width)
+
+
+def rope(x, positions, cos, sin):
+    """x [n, heads, R] turned by the tables' rows [limit, R / 2] of the positions; interleaved pairs."""
+    n, n_heads, width = x.shape
+    if triton_runs(x.device.type):
+        out = torch.empty(n, n_heads, width, dtype=x.dtype, device=x.device)
+        _rope[(n, n_heads)](x, out, positions, cos, sin, x.stride(0), x.stride(1), n_heads, width // 2, _power_of_2(width // 2))
+        return out
+    return rope_torch(x, positions, cos, sin)
+
+
+def rope_torch(x, positions, cos, sin):
+    c, s, a, b = cos[positions][:, None], sin[positions][:, None], x[..., 0::2].float(), x[..., 1::2].float()
+    return torch.stack((a * c - b * s, b * c + a * s), -1).flatten(-2).to(x.dtype)
+
+
+def silu_mul(x):
+    """silu(gate) * up of rows [gate | up]."""
+    rows, width = x.shape[0], x.shape[1] // 2
+    if not triton_runs(x.device.type):
+        return torch.nn.functional.silu(x[:, :width]) * x[:, width:]
+    out = torch.empty(rows, width, dtype=x.dtype, device=x.device)
+    _silu_mul[(rows, triton.cdiv(width, 1024))](x, out, width, 1024)
+    return out
 
 
 def grouped_insert(latents, keys, caches, bases, slots):
@@ -174,7 +263,7 @@ def mla(q, cache, tables, n_keys, scale, rk, tile, n_splits=16):
     sums = torch.empty_like(maxima)
     out = torch.empty(n_requests, n_rows, rk, dtype=q.dtype, device=q.device)
     _mla_split[(n_requests, triton.cdiv(n_rows, tile), n_splits)](q, cache, tables, n_keys, parts, maxima, sums, scale, n_rows, tables.shape[1],
-                                                                 cache.shape[1], rk, width - rk, tile, 32, num_warps=4 if tile == 16 else 8,
+                                                                 cache.shape[1], rk, width - rk, tile, 32, WIDEN, num_warps=4 if tile == 16 else 8,
                                                                  num_stages=2)
     _mla_combine[(n_requests, n_rows)](parts, maxima, sums, out, n_rows, n_splits, rk)
     return out
@@ -196,5 +285,5 @@ def w4a16(x, packed, scales, factors):
         return torch.nn.functional.linear(x, nvfp4_dequantise(packed, scales, factors, x.dtype))
     rows, n = x.shape[0], packed.shape[0]
     out = torch.empty(rows, n, dtype=x.dtype, device=x.device)
-    _w4a16[(triton.cdiv(n, 64),)](x, packed, scales.view(torch.uint8), factors, out, rows, n, x.shape[1], max(16, _power_of_2(rows)), 64, 64)
+    _w4a16[(triton.cdiv(n, 64),)](x, packed, scales.view(torch.uint8), factors, out, rows, n, x.shape[1], max(16, _power_of_2(rows)), 64, 64, WIDEN)
     return out

@@ -9,11 +9,6 @@ import kernels
 from figures import Geometry
 
 
-def rms(x, gain, eps):
-    wide = x.float()
-    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * gain
-
-
 class Rope:
     """YaRN of the manifest; interleaved pairs."""
 
@@ -40,28 +35,28 @@ class Rope:
         self.amplitude = magnitude(rope.get("mscale", 1)) / magnitude(rope.get("mscale_all_dim", 0))
         self.softmax_scale = magnitude(rope.get("mscale_all_dim", 0)) ** 2 / math.sqrt(m["qk_nope_head_dim"] + d)
 
-    def tables(self, positions):
-        angle = positions.float()[:, None] * self.inv
-        return angle.cos() * self.amplitude, angle.sin() * self.amplitude
+        # One table for all positions that occur, made once, as engines do.
+        angle = torch.arange(min(m["max_position_embeddings"], 1 << 14), device=device).float()[:, None] * self.inv
+        self.cos, self.sin = (angle.cos() * self.amplitude).contiguous(), (angle.sin() * self.amplitude).contiguous()
 
-    @staticmethod
-    def turn(x, cos, sin):
-        """x [n, ..., R] by tables [n, R / 2]."""
-        shape = (x.shape[0],) + (1,) * (x.dim() - 2) + (cos.shape[1],)
-        cos, sin = cos.view(shape), sin.view(shape)
-        a, b = x[..., 0::2].float(), x[..., 1::2].float()
-        return torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2).to(x.dtype)
+    def turn(self, x, positions):
+        """x [n, heads, R]."""
+        return kernels.rope(x, positions, self.cos, self.sin)
 
 
 class Drafter:
-    """The weights of a plain image, and the steps on them. Copies of weights for cold runs are made by `copies`."""
+    """The weights of an image, dequantised to BF16 where they are packed, and the steps on them."""
 
     def __init__(self, image, device):
         m = image.model
         self.g, self.eps, self.mask_id, self.device = Geometry.of_model(m), m["rms_norm_eps"], m["mask_token_id"], device
         assert not m["causal"] and not m["fc_norm"] and m["logit_scale"] == 1, "re-enacted is the published variant"
         self.rope = Rope(m, device)
-        t = lambda name: image.tensor(name, device)
+
+        def t(name, heights=None):
+            module = name.removesuffix(".weight")
+            return Packed(image, module, device, heights).dequantised() if image.has(module + ".weight_scale") else image.tensor(name, device)
+
         self.context_proj, self.context_norm, self.final_norm = (t(f"model.{n}.weight") for n in ("context_proj", "context_norm", "final_norm"))
         self.embed, self.head = t("model.embed_tokens.weight"), t("lm_head.weight")
         self.w1, self.w2 = t("model.markov_head.markov_w1.weight"), t("model.markov_head.markov_w2.weight")
@@ -69,7 +64,7 @@ class Drafter:
         self.layers = []
         for i in range(g.L):
             p = f"model.layers.{i}."
-            layer = {"qkv_a": t(p + "self_attn.fused_qkv_a_proj.weight"), "q_norm": t(p + "self_attn.q_a_layernorm.weight"),
+            layer = {"qkv_a": t(p + "self_attn.fused_qkv_a_proj.weight", (g.Rq, g.E)), "q_norm": t(p + "self_attn.q_a_layernorm.weight"),
                      "kv_norm": t(p + "self_attn.kv_a_layernorm.weight"), "q_b": t(p + "self_attn.q_b_proj.weight"),
                      "o": t(p + "self_attn.o_proj.weight"), "gate_up": t(p + "mlp.gate_up_proj.weight"), "down": t(p + "mlp.down_proj.weight"),
                      "in_norm": t(p + "input_layernorm.weight"), "post_norm": t(p + "post_attention_layernorm.weight")}
@@ -78,31 +73,31 @@ class Drafter:
             layer["uv"] = kv_b[:, g.P:].transpose(1, 2).contiguous()  # [N, Rk, Vd]
             self.layers.append(layer)
         self.stacked_kv = torch.cat([layer["qkv_a"][g.Rq:] for layer in self.layers])
-        self.kv_norms = torch.stack([layer["kv_norm"] for layer in self.layers])[:, None, :]
+        self.kv_norms = torch.stack([layer["kv_norm"] for layer in self.layers])
 
     # P3: the taps combined.
     def combine(self, taps, context_proj=None):
-        return rms(F.linear(taps, self.context_proj if context_proj is None else context_proj), self.context_norm, self.eps)
+        return kernels.rms(F.linear(taps, self.context_proj if context_proj is None else context_proj), self.context_norm, self.eps)
 
-    # P1: every layer's whole A-projection, of which the queries are thrown away.
-    def context_by_layers(self, c, positions, slots, caches, qkv_a=None):
+    # P1: every layer's whole A-projection, of which the queries are thrown away; norm, rotation and insert of each.
+    def context_by_layers(self, c, positions, slots, caches, bases, qkv_a=None):
         g = self.g
         for i, layer in enumerate(self.layers):
             kv = F.linear(c, layer["qkv_a"] if qkv_a is None else qkv_a[i])[:, g.Rq:]
-            cos, sin = self.rope.tables(positions)
-            flat = caches[i].view(-1, g.E)
-            flat[slots, :g.Rk] = rms(kv[:, :g.Rk], layer["kv_norm"], self.eps)
-            flat[slots, g.Rk:] = self.rope.turn(kv[:, g.Rk:], cos, sin)
+            latents = kernels.rms(kv[:, :g.Rk], layer["kv_norm"], self.eps)
+            keys = self.rope.turn(kv[:, None, g.Rk:], positions)
+            kernels.grouped_insert(latents[None], keys.view(1, -1, g.R), caches[i:i + 1], bases[i:i + 1], slots)
 
-    # P2: one projection for all layers, one norm, one rotation, one grouped insert.
-    def stacked_rows(self, c, positions, stacked_kv):
-        g, n = self.g, c.shape[0]
+    # P2: one projection for all layers, two copies to layer-major, one norm, positions repeated, one rotation, one grouped insert.
+    def stacked_rows(self, c, positions, stacked_kv, plain=False):
+        """plain: norm and rotation in PyTorch's own operations, for its compiler to fuse."""
+        g, n, rms = self.g, c.shape[0], kernels.rms_torch if plain else kernels.rms
+        rope = kernels.rope_torch if plain else kernels.rope
         kv = F.linear(c, stacked_kv).view(n, g.L, g.E)
         latents = kv[..., :g.Rk].permute(1, 0, 2).contiguous()
         keys = kv[..., g.Rk:].permute(1, 0, 2).contiguous()
-        latents = rms(latents, self.kv_norms, self.eps)
-        cos, sin = self.rope.tables(positions.repeat(g.L))
-        return latents, self.rope.turn(keys.view(g.L * n, g.R), cos, sin).view(g.L, n, g.R)
+        latents = rms(latents.view(g.L * n, g.Rk), self.kv_norms, self.eps).view(g.L, n, g.Rk)
+        return latents, rope(keys.view(g.L * n, 1, g.R), positions.repeat(g.L), self.rope.cos, self.rope.sin).view(g.L, n, g.R)
 
     def context_stacked(self, c, positions, slots, caches, bases, stacked_kv=None, rows=None):
         latents, keys = (rows or self.stacked_rows)(c, positions, self.stacked_kv if stacked_kv is None else stacked_kv)
@@ -131,22 +126,20 @@ class Drafter:
         blocks = torch.gather(tables.long(), 1, (positions.view(n_requests, g.T) // block_size)).view(-1)
         slots = blocks * block_size + positions % block_size
         n_keys = anchor_positions + g.T
-        cos, sin = self.rope.tables(positions)
         residual = self.embed[ids]
         branch = None
         for layer, cache in zip(self.layers, caches):
-            residual = residual if branch is None else residual + branch
-            a = F.linear(rms(residual, layer["in_norm"], self.eps), layer["qkv_a"])
-            q = F.linear(rms(a[:, :g.Rq], layer["q_norm"], self.eps), layer["q_b"]).view(-1, g.N, g.P + g.R)
-            z = rms(a[:, g.Rq:g.Rq + g.Rk], layer["kv_norm"], self.eps)
-            k = self.rope.turn(a[:, g.Rq + g.Rk:], cos, sin)
+            normed = kernels.rms(residual if branch is None else branch, layer["in_norm"], self.eps, None if branch is None else residual)
+            a = F.linear(normed, layer["qkv_a"])
+            q = F.linear(kernels.rms(a[:, :g.Rq], layer["q_norm"], self.eps), layer["q_b"]).view(-1, g.N, g.P + g.R)
+            z = kernels.rms(a[:, g.Rq:g.Rq + g.Rk], layer["kv_norm"], self.eps)
+            k = self.rope.turn(a[:, None, g.Rq + g.Rk:], positions).view(-1, g.R)
             q_latent = torch.bmm(q[..., :g.P].transpose(0, 1), layer["uk"]).transpose(0, 1).contiguous()
-            query = kernels.concat_insert(q_latent, self.rope.turn(q[..., g.P:], cos, sin), z, k, cache, slots)
+            query = kernels.concat_insert(q_latent, self.rope.turn(q[..., g.P:], positions), z, k, cache, slots)
             latent = self.attend(query, cache, tables, n_keys, variant)
-            residual = residual + F.linear(self.expand(latent, layer), layer["o"])
-            gate, up = F.linear(rms(residual, layer["post_norm"], self.eps), layer["gate_up"]).chunk(2, -1)
-            branch = F.linear(F.silu(gate) * up, layer["down"])
-        return rms(residual + branch, self.final_norm, self.eps)
+            normed = kernels.rms(F.linear(self.expand(latent, layer), layer["o"]), layer["post_norm"], self.eps, residual)
+            branch = F.linear(kernels.silu_mul(F.linear(normed, layer["gate_up"])), layer["down"])
+        return kernels.rms(branch, self.final_norm, self.eps, residual)
 
     def logits(self, hidden, head=None):
         return F.linear(hidden, self.head if head is None else head)
@@ -179,9 +172,9 @@ class Candidates:
 
 
 class Packed:
-    """P6: one linear of a quantised image (o_proj, gate_up, down, lm_head): shards have factors of their own."""
+    """P6: one linear of a quantised image. Shards, of equal or of the given heights, have factors of their own."""
 
-    def __init__(self, image, name, device):
+    def __init__(self, image, name, device, heights=None):
         second = {e["scheme"]: e.get("second_scale") for e in image.manifest["linears"]}
         self.scheme = "nvfp4" if image.has(name + ".weight_packed") else "fp8"
         self.scale = image.tensor(name + ".weight_scale", device)
@@ -191,7 +184,8 @@ class Packed:
         self.weight = image.tensor(name + ".weight_packed", device)
         factors = image.tensor(name + ".weight_global_scale", device).float()
         factors = 1 / factors if second["nvfp4"] == "divide" else factors
-        self.factors = factors.repeat_interleave(self.weight.shape[0] // factors.shape[0]).contiguous()  # shards of equal height
+        heights = heights or [self.weight.shape[0] // factors.shape[0]] * factors.shape[0]
+        self.factors = factors.repeat_interleave(torch.tensor(heights, device=device)).contiguous()
 
     def copy(self):
         other = object.__new__(Packed)
