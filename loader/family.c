@@ -209,9 +209,3 @@ enum k3_status k3_family_check_values(const struct k3_plan *plan, struct k3_find
   const struct k3_family *family = family_of(plan->recipe);
   return family && family->check_values ? family->check_values(plan, findings, err) : K3_OK;
 }
-
-void k3_family_check_tp(const struct k3_recipe *recipe, const struct k3_config *config, uint64_t tp, struct k3_findings *findings) {
-  const struct k3_family *family = family_of(recipe);
-  if (family && tp > 1)
-    family->check_tp(config, tp, findings);
-}

@@ -17,7 +17,4 @@ enum k3_status k3_family_check_tensors(const struct k3_plan *plan, struct k3_fin
 // Rules that compare whole tensors: reads the weights concerned, twice a few GB in the released models.
 enum k3_status k3_family_check_values(const struct k3_plan *plan, struct k3_findings *findings, struct k3_error *err);
 
-// Whether a checkpoint of the recipe's family can be cut for `tp` ranks: heads and whole scale groups on every rank. PCK05 for what cannot.
-void k3_family_check_tp(const struct k3_recipe *recipe, const struct k3_config *config, uint64_t tp, struct k3_findings *findings);
-
 #endif

@@ -110,21 +110,4 @@ static enum k3_status check_values(const struct k3_plan *plan, struct k3_finding
   return K3_OK;
 }
 
-static void check_tp(const struct k3_config *config, uint64_t tp, struct k3_findings *findings) {
-  static const char *const widths[] = {"intermediate_size", "moe_intermediate_size"};
-  uint64_t n_heads = k3_family_u64(config, "num_attention_heads", 0), block[2] = {1, 1};
-  size_t n = 0;
-  if (k3_config_u64_list(config, "quantization_config.weight_block_size", block, 2, &n, NULL, NULL) != K3_OK || n != 2 || block[0] == 0)
-    block[0] = 1;
-  if (n_heads % tp != 0)
-    k3_findings_report(findings, K3_PCK05, k3_config_file(config), "num_attention_heads", "a multiple of tp", "%llu heads, tp %llu", (ull)n_heads,
-                       (ull)tp);
-  for (int i = 0; i < 2; i++) {
-    uint64_t width = k3_family_u64(config, widths[i], 0);
-    if (width % tp != 0 || width / tp % block[0] != 0)
-      k3_findings_report(findings, K3_PCK05, k3_config_file(config), widths[i], "whole blocks on every rank: scales are not re-derived",
-                         "%llu in blocks of %llu, tp %llu", (ull)width, (ull)block[0], (ull)tp);
-  }
-}
-
-const struct k3_family K3_FAMILY_DEEPSEEK_V32 = {"deepseek-v3.2", check_config, check_tensors, check_values, check_tp};
+const struct k3_family K3_FAMILY_DEEPSEEK_V32 = {"deepseek-v3.2", check_config, check_tensors, check_values};

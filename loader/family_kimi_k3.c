@@ -154,16 +154,4 @@ static enum k3_status check_values(const struct k3_plan *plan, struct k3_finding
   return K3_OK;
 }
 
-static void check_tp(const struct k3_config *config, uint64_t tp, struct k3_findings *findings) {
-  uint64_t n_heads = k3_family_u64(config, "num_attention_heads", 0), n_kda = k3_family_u64(config, "linear_attn_config.num_heads", 0);
-  uint64_t width = k3_family_u64(config, "moe_intermediate_size", 0);
-  enum { MX_GROUP = 32 };
-  if (n_heads % tp != 0 || n_kda % tp != 0)
-    k3_findings_report(findings, K3_PCK05, k3_config_file(config), "num_attention_heads", "a multiple of tp", "%llu heads, tp %llu",
-                       (ull)(n_heads % tp ? n_heads : n_kda), (ull)tp);
-  if (width % tp != 0 || width / tp % MX_GROUP != 0)
-    k3_findings_report(findings, K3_PCK05, k3_config_file(config), "moe_intermediate_size", "whole groups of 32 on every rank", "%llu, tp %llu",
-                       (ull)width, (ull)tp);
-}
-
-const struct k3_family K3_FAMILY_KIMI_K3 = {"kimi-k3", check_config, check_tensors, check_values, check_tp};
+const struct k3_family K3_FAMILY_KIMI_K3 = {"kimi-k3", check_config, check_tensors, check_values};

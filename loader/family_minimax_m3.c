@@ -132,19 +132,4 @@ static void check_tensors(const struct k3_plan *plan, struct k3_findings *findin
                        "%llu prediction modules are declared, %llu are in the files; nothing is made up for the others", (ull)declared, (ull)present);
 }
 
-static void check_tp(const struct k3_config *config, uint64_t tp, struct k3_findings *findings) {
-  uint64_t n_heads = k3_family_u64(config, "num_attention_heads", 0), n_kv = k3_family_u64(config, "num_key_value_heads", 1);
-  uint64_t width = k3_family_u64(config, "intermediate_size", 0);
-  enum { MX_GROUP = 32 };
-  if (n_heads % tp != 0)
-    k3_findings_report(findings, K3_PCK05, k3_config_file(config), "num_attention_heads", "a multiple of tp", "%llu heads, tp %llu", (ull)n_heads,
-                       (ull)tp);
-  if (n_kv == 0 || (tp <= n_kv ? n_kv % tp != 0 : tp % n_kv != 0))
-    k3_findings_report(findings, K3_PCK05, k3_config_file(config), "num_key_value_heads", "a divisor or a multiple of tp", "%llu KV heads, tp %llu",
-                       (ull)n_kv, (ull)tp);
-  if (width % tp != 0 || width / tp % MX_GROUP != 0)
-    k3_findings_report(findings, K3_PCK05, k3_config_file(config), "intermediate_size", "whole groups of 32 on every rank", "%llu, tp %llu",
-                       (ull)width, (ull)tp);
-}
-
-const struct k3_family K3_FAMILY_MINIMAX_M3 = {"minimax-m3", check_config, check_tensors, NULL, check_tp};
+const struct k3_family K3_FAMILY_MINIMAX_M3 = {"minimax-m3", check_config, check_tensors, NULL};

@@ -10,7 +10,6 @@ struct k3_family {
   void (*check_config)(const struct k3_config *config, struct k3_findings *findings);
   void (*check_tensors)(const struct k3_plan *plan, struct k3_findings *findings);
   enum k3_status (*check_values)(const struct k3_plan *plan, struct k3_findings *findings, struct k3_error *err);  // NULL: none
-  void (*check_tp)(const struct k3_config *config, uint64_t tp, struct k3_findings *findings);
 };
 
 extern const struct k3_family K3_FAMILY_MINIMAX_M3, K3_FAMILY_DEEPSEEK_V32, K3_FAMILY_KIMI_K3;

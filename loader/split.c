@@ -24,6 +24,7 @@ static enum k3_param bias_or_param(const struct k3_plan *plan, const struct k3_p
 struct instance {
   const char *name;  // the weight's
   uint64_t n_rows, n_cols;
+  unsigned rank;
   uint64_t cols_per_elem;           // 2 when an element holds two codes
   uint64_t block_rows, block_cols;  // 0: the whole extent shares a scale, or there is none
   bool found;
@@ -42,8 +43,10 @@ static struct instance look_at(const struct k3_plan *plan, size_t first, size_t 
     w.cols_per_elem = shard->packed ? 2 : 1;
     w.n_rows = rank > 0 ? shape[0] : 1;
     w.n_cols = rank > 1 ? shape[1] * w.cols_per_elem : 0;
+    w.rank = rank;
     w.name = k3_plan_source_of(plan, &shard->mapped)->name;
-    w.found = rank == 2;
+    // Of a weight with more dimensions, as convolutions have, rows are cut alike.
+    w.found = rank == 2 || (rank > 2 && (shard->linear == K3_LINEAR_ABSENT || plan->linears.items[shard->linear].is_plain));
     if (shard->linear == K3_LINEAR_ABSENT)
       continue;
     const struct k3_quant_scheme *scheme = &plan->linears.items[shard->linear].scheme;
@@ -104,13 +107,17 @@ static enum k3_status cut_shard(const struct instance *w, enum k3_tp_rule rule, 
 static enum k3_status slice_of(const struct k3_plan *mapped, size_t first, size_t last, uint32_t tp, uint32_t rank, struct instance *w,
                                struct k3_slice *slice, struct k3_error *err) {
   const struct k3_recipe_module *module = &mapped->recipe->modules[mapped->shards[first].mapped.module];
-  uint64_t n_units;
+  const bool rows = module->tp != K3_TP_ROW;
+  uint64_t n_units, n_heads = 0;
   *w = look_at(mapped, first, last);
   K3_TRY(heads_of(mapped, module, &n_units, err));
-  if (!w->found)
-    return k3_fail(err, K3_UNSUPPORTED, K3_PCK05, NULL, k3_plan_source_of(mapped, &mapped->shards[first].mapped)->name, "a weight with two dimensions",
-                   "a module without one cannot be cut");
-  bool rows = module->tp != K3_TP_ROW;
+  // Key heads, and index heads with them, are fewer than those of the queries.
+  if (n_units > 0 && rows && k3_recipe_eval(mapped->recipe, mapped->mapper.config, "num_attention_heads", NULL, &n_heads, NULL) == K3_OK &&
+      n_units < n_heads)
+    k3_slice_repeat(n_units, &tp, &rank);
+  if (!w->found || (!rows && w->rank != 2))
+    return k3_fail(err, K3_UNSUPPORTED, K3_PCK05, NULL, k3_plan_source_of(mapped, &mapped->shards[first].mapped)->name,
+                   "a weight with two dimensions", "a module without one cannot be cut");
   return k3_slice_of(rows ? w->n_rows : w->n_cols, n_units, rows ? w->block_rows : w->block_cols, tp, rank, w->name, rows ? "rows" : "columns", slice,
                      err);
 }
@@ -133,15 +140,8 @@ enum k3_status k3_split_check(const struct k3_plan *mapped, uint32_t tp, struct 
   struct k3_slice slice;
   for (size_t first = 0, last; first < mapped->n_shards; first = last) {
     last = end_of_instance(mapped, first);
-    if (rule_of(mapped, first) == K3_TP_REPLICATE)
-      continue;
-    const struct k3_recipe_module *module = &mapped->recipe->modules[mapped->shards[first].mapped.module];
-    uint64_t n_units;
-    if (strstr(module->name, ".index_"))  // of sparse attention, which `run` does without
-      continue;
-    K3_TRY(heads_of(mapped, module, &n_units, err));
-    bool repeated = n_units > 0 && tp > n_units && tp % n_units == 0 && (strstr(module->name, ".k_proj") || strstr(module->name, ".v_proj"));
-    K3_TRY(slice_of(mapped, first, last, repeated ? (uint32_t)n_units : tp, 0, &w, &slice, err));
+    if (rule_of(mapped, first) != K3_TP_REPLICATE)
+      K3_TRY(slice_of(mapped, first, last, tp, 0, &w, &slice, err));
   }
   return K3_OK;
 }

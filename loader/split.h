@@ -1,6 +1,7 @@
 // A folder for tensor parallelism: shared.safetensors (what every rank holds whole, the manifest's sources, the seals of all rank files) and
 // rank-<r>-of-<N>.safetensors (that rank's slices), each a packed image of its own. Rules, from the recipe's tp column:
-//   column  rows of the output, each member of a stack on its own, attention by heads; its bias likewise
+//   column  rows of the output, each member of a stack on its own, attention by heads; its bias likewise. With more ranks than key heads, as many
+//           ranks hold the same one
 //   row     columns of the input, attention by heads; a bias is shared and added behind the sum
 //   vocab   rows
 // Scales follow their weights; those that a slice shares with others (one per tensor, one per row of a row-parallel weight) stand in every rank's
@@ -23,7 +24,7 @@ enum k3_status k3_split_part(const struct k3_plan *mapped, uint32_t tp, int32_t 
                              struct k3_findings *findings, struct k3_error *err);
 void k3_split_part_free(struct k3_plan *part);
 
-// Whether `run --tp` can cut a mapped plan (not laid out) for its ranks: PCK05 as above, but that several ranks may hold one key head.
+// Whether a mapped plan (not laid out) can be cut for tp ranks: PCK05 as above.
 enum k3_status k3_split_check(const struct k3_plan *mapped, uint32_t tp, struct k3_error *err);
 
 // Writes the whole folder options->path: under a temporary name, renamed at the end, so that a failure leaves nothing and an old folder untouched.

@@ -20,6 +20,15 @@ struct k3_slice {
 enum k3_status k3_slice_of(uint64_t extent, uint64_t n_units, uint64_t block, uint32_t tp, uint32_t rank, const char *tensor, const char *what,
                            struct k3_slice *slice, struct k3_error *err);
 
+// With more ranks than key heads, neighbouring ranks hold the same one: turns tp and rank into those of the n_units slices that there are, when tp is
+// a multiple of n_units (not 0), else leaves them.
+static inline void k3_slice_repeat(uint64_t n_units, uint32_t *tp, uint32_t *rank) {
+  if (n_units > 0 && *tp > n_units && *tp % n_units == 0) {
+    *rank /= *tp / (uint32_t)n_units;
+    *tp = (uint32_t)n_units;
+  }
+}
+
 // The rows of a slice as a matrix of their own, in place: weight and scale move to its first row, which begins at a block's edge. (A slice of columns
 // keeps its rows as far apart as they are; decoders take a first column.) int-packed: rows with zero points are not supported.
 void k3_slice_rows(struct k3_quant_matrix *matrix, const struct k3_slice *slice);

@@ -138,10 +138,8 @@ static struct cut cut_of(const struct k3_binder *binder, const struct parameters
 
 static enum k3_status slice_of(const struct k3_binder *binder, const struct cut *cut, uint64_t extent, const char *module, struct k3_slice *slice) {
   uint32_t tp = binder->source->tp_size, rank = binder->source->tp_rank;
-  if (binder->repeat_units && cut->n_units > 0 && tp > cut->n_units && tp % cut->n_units == 0) {
-    rank /= tp / (uint32_t)cut->n_units;
-    tp = (uint32_t)cut->n_units;
-  }
+  if (binder->repeat_units)
+    k3_slice_repeat(cut->n_units, &tp, &rank);
   return k3_slice_of(extent, cut->n_units, cut->block, tp, rank, module, cut->rows ? "rows" : "columns", slice, binder->err);
 }
 

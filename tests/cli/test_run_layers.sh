@@ -93,6 +93,11 @@ done
 "$K3PACK" convert "$work/m3-tiny" -o "$work/m3-tiny-2" --tp 2 --quiet || fail "convert --tp"
 layers "$work/m3-tiny-2" 0..3 "$work/m3" "$work/folder" --taps 0,1,2,3,4 --tp 2 || fail "folder"
 cmp "$work/folder" "$work/tp2" || fail "a folder's files and slices of a whole image differ"
+# More ranks than key heads: as many files hold the same one.
+"$K3PACK" convert "$work/m3-tiny" -o "$work/m3-tiny-8" --tp 8 --quiet || fail "convert --tp 8"
+"$K3PACK" verify "$work/m3-tiny-8" >/dev/null || fail "verify of 8 ranks"
+layers "$work/m3-tiny-8" 0..3 "$work/m3" "$work/folder" --taps 0,1,2,3,4 --tp 8 || fail "folder of 8"
+cmp "$work/folder" "$work/tp8" || fail "a folder of 8 ranks and slices of a whole image differ"
 layers "$work/m3-tiny.k3p" 0..3 "$work/m3" "$work/three" --taps 0,1,2,3,4 --threads 3 && cmp "$work/one" "$work/three" || fail "the number of threads shows"
 "$K3PACK" run "$work/m3-tiny.k3p" --layers 0..3 --input "$work/m3" -o "$work/x" --tp 2 >"$work/text" 2>/dev/null
 grep -q '^layers 0..3 on 12 rows, 2 ranks: 8 sums deferred into norms, 0 at once$' "$work/text" || fail "the summary: $(cat "$work/text")"

@@ -7,6 +7,7 @@
 #include <time.h>
 
 #include "base/hash.h"
+#include "loader/split.h"
 #include "moe_rig.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || !defined(__OPTIMIZE__)
@@ -18,15 +19,17 @@ enum { SLOW_BUILD = 0 };
 struct published {
   const char *preset;
   uint64_t n_tensors, n_files, nbytes;
-  uint64_t n_elems;  // as stored; 0: not checked
+  uint64_t n_elems;       // as stored; 0: not checked
+  uint32_t tp, other_tp;  // ranks that it can be cut for, and that it cannot
+  const char *why_not;
 };
 static const struct published PUBLISHED[] = {
-    {"minimax-m3", 23416, 64, UINT64_C(854172958720), UINT64_C(427040140160)},
-    {"minimax-m3-mxfp8", 45838, 32, UINT64_C(443742085120), 0},
-    {"deepseek-v3.2", 92425, 163, UINT64_C(689469018240), UINT64_C(685396921376)},
-    {"kimi-k3", 497220, 96, UINT64_C(1560860324864), 0},
-    {"minimax-m3-nvfp4", 89614, 32, 0, 0},
-    {"minimax-m3-mxfp4", 45304, 49, 0, 0},
+    {"minimax-m3", 23416, 64, UINT64_C(854172958720), UINT64_C(427040140160), 64, 48, "64 heads"},
+    {"minimax-m3-mxfp8", 45838, 32, UINT64_C(443742085120), 0, 32, 64, "one scale for every 32"},
+    {"deepseek-v3.2", 92425, 163, UINT64_C(689469018240), UINT64_C(685396921376), 16, 32, "one scale for every 128"},
+    {"kimi-k3", 497220, 96, UINT64_C(1560860324864), 0, 32, 64, "96 heads"},
+    {"minimax-m3-nvfp4", 89614, 32, 0, 0, 32, 64, "one scale for every 32"},
+    {"minimax-m3-mxfp4", 45304, 49, 0, 0, 32, 64, "one scale for every 32"},
 };
 enum { N_PUBLISHED = sizeof PUBLISHED / sizeof PUBLISHED[0] };
 
@@ -61,6 +64,28 @@ static int run(char *const *argv, double *cpu_s, double *wall_s, uint64_t *rss_n
   return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
+// A convolution [12288, 1, 4] is cut by heads as its projection is: rank 5 of 32 has the rows of heads 15, 16 and 17.
+static void cut_convolutions(const struct k3_plan *whole) {
+  struct k3_plan part;
+  struct k3_findings findings = {0};
+  struct k3_error err = {0};
+  if (k3_split_part(whole, 32, 5, NULL, &part, &findings, &err) != K3_OK)
+    fail_msg("%s", err.found);
+  unsigned n = 0;
+  for (size_t t = 0; t < part.n_tensors; t++) {
+    if (!part.tensors[t].name || !strstr(part.tensors[t].name, "_conv1d.weight"))
+      continue;
+    const struct k3_plan_piece *piece = &part.pieces[part.tensors[t].first_piece];
+    assert_true(part.tensors[t].rank == 3 && part.tensors[t].shape[0] == 384 && part.tensors[t].shape[2] == 4);
+    assert_true(piece->n_rows == 1 && piece->row_nbytes == 384 * 16 && piece->src_offset == 5 * 384 * 16);
+    n++;
+  }
+  assert_int_equal(n, 3 * 69);
+  assert_int_equal(findings.n_errors, 0);
+  k3_findings_free(&findings);
+  k3_split_part_free(&part);
+}
+
 // "Full-geometry synthesis reproduces the golden numbers exactly: ... `check --depth headers` accepts each inside the time and memory bars,
 // `convert --dry-run` plans each". The bars are for half a million tensors: 2 s (of one CPU: the machine may be busy) and 200 MB to check, 64 MiB and
 // 300 bytes a tensor to plan.
@@ -90,7 +115,15 @@ static void full_geometry(void **state) {
     assert_int_equal(check.summary.n_tensors_expected, p->n_tensors);
     assert_false(check.summary.fell_back);
     assert_int_equal(check.ckpt.tensors_nbytes, report.weights_nbytes);
+    // M3V13, DSV13, K3V13, X11: heads and whole scale groups on every rank; key heads may be repeated.
     struct k3_error err = {0};
+    assert_int_equal(k3_split_check(&check.plan, p->tp, &err), K3_OK);
+    assert_int_equal(k3_split_check(&check.plan, p->other_tp, &err), K3_UNSUPPORTED);
+    assert_int_equal(err.rule, K3_PCK05);
+    assert_non_null(strstr(err.found, p->why_not));
+    err = (struct k3_error){0};
+    if (strcmp(p->preset, "kimi-k3") == 0)
+      cut_convolutions(&check.plan);
     assert_int_equal(k3_plan_layout(&check.plan, &check.findings, &err), K3_OK);
     assert_true(strlen(check.plan.manifest) < 1000000);  // "the manifest stays under 1 MB"
     moe_close(&check);

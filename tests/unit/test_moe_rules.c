@@ -1,8 +1,8 @@
 // The rules of MiniMax-M3, DeepSeek-V3.2 and Kimi K3: configs and tensors spoiled one at a time, and the cases that people really met.
 #include <time.h>
 
-#include "loader/family.h"
 #include "loader/plan_parts.h"
+#include "loader/split.h"
 #include "moe_rig.h"
 
 // ---- configs ----
@@ -462,40 +462,36 @@ static void borrowed_parts_are_found(void **state) {
   k3_recipe_free(&recipe);
 }
 
-// M3V13, DSV13, K3V13, X11: heads, KV heads and whole scale groups on every rank.
+// M3V13, DSV13, K3V13, X11: heads, KV heads and whole scale groups on every rank (the published geometry: test_moe_full.c).
 static void tensor_parallel_widths(void **state) {
   (void)state;
   static const struct {
-    const char *recipe, *config;
-    uint64_t tp;
-    bool fits;
+    const char *preset;
+    uint32_t tp;
+    const char *why_not;  // NULL: it fits
   } rows[] = {
-      {"minimax-m3", "{\"num_attention_heads\": 64, \"num_key_value_heads\": 4, \"intermediate_size\": 3072}", 8, true},
-      {"minimax-m3", "{\"num_attention_heads\": 64, \"num_key_value_heads\": 4, \"intermediate_size\": 3072}", 32, true},
-      {"minimax-m3", "{\"num_attention_heads\": 64, \"num_key_value_heads\": 4, \"intermediate_size\": 3072}", 64, false},
-      {"minimax-m3", "{\"num_attention_heads\": 60, \"num_key_value_heads\": 4, \"intermediate_size\": 3072}", 6, false},
-      {"deepseek-v3.2",
-       "{\"num_attention_heads\": 128, \"intermediate_size\": 18432, \"moe_intermediate_size\": 2048,"
-       " \"quantization_config\": {\"weight_block_size\": [128, 128]}}",
-       16, true},
-      {"deepseek-v3.2",
-       "{\"num_attention_heads\": 128, \"intermediate_size\": 18432, \"moe_intermediate_size\": 2048,"
-       " \"quantization_config\": {\"weight_block_size\": [128, 128]}}",
-       32, false},
-      {"kimi-k3", "{\"num_attention_heads\": 96, \"moe_intermediate_size\": 3072, \"linear_attn_config\": {\"num_heads\": 96}}", 96, true},
-      {"kimi-k3", "{\"num_attention_heads\": 96, \"moe_intermediate_size\": 3072, \"linear_attn_config\": {\"num_heads\": 96}}", 64, false},
+      {"m3-tiny", 2, NULL},
+      {"m3-tiny", 8, NULL},  // 2 key heads, 4 ranks with the same one
+      {"m3-tiny", 3, "8 heads"},
+      {"m3-tiny", 16, "8 heads"},
+      {"m3-tiny-mxfp8", 2, "one scale for every 32"},
+      {"m3-tiny-mxfp4", 2, "one scale for every 32"},
+      {"v32-tiny", 3, "2 heads"},
+      {"v32-tiny", 2, "one scale for every 32"},
+      {"v32-tiny-128", 2, "one scale for every 128"},
+      {"k3-tiny", 2, "3 heads"},
+      {"k3-tiny", 3, "64 rows"},
   };
   for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-    struct k3_recipe recipe;
-    struct k3_findings findings = {0};
+    struct moe_check check;
     struct k3_error err = {0};
-    struct k3_config *config = k3_config_parse(rows[i].config, strlen(rows[i].config), "config.json", &err);
-    assert_int_equal(k3_recipe_load(rows[i].recipe, &recipe, &err), K3_OK);
-    k3_family_check_tp(&recipe, config, rows[i].tp, &findings);
-    assert_int_equal(findings.n_by_rule[K3_PCK05] == 0, rows[i].fits);
-    k3_findings_free(&findings);
-    k3_recipe_free(&recipe);
-    k3_config_free(config);
+    moe_synth(temp_path("widths"), rows[i].preset);
+    moe_check(temp_path("widths"), &check);
+    assert_int_equal(check.findings.n_errors, 0);
+    enum k3_status status = k3_split_check(&check.plan, rows[i].tp, &err);
+    if (rows[i].why_not ? status != K3_UNSUPPORTED || err.rule != K3_PCK05 || !strstr(err.found, rows[i].why_not) : status != K3_OK)
+      fail_msg("%s, tp %u: %s", rows[i].preset, rows[i].tp, err.found);
+    moe_close(&check);
   }
 }
 
