@@ -1,5 +1,6 @@
 #include "cli/drafter.h"
 
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -232,6 +233,10 @@ static enum k3_status run_rank(void *ctx, int i, struct k3_engine *engine, struc
   status = session ? K3_OK : K3_NO_MEMORY;
   if (!session)
     goto out;
+  const char *how, *why;
+  k3_session_sums(session, &how, &why);
+  snprintf(drafts->sums, sizeof drafts->sums, "%s", how);
+  snprintf(drafts->sums_why, sizeof drafts->sums_why, "%s", why);
   K3_TRY_GOTO(status, out, append_context(session, &staging, info, &cache, s, paging, drafts, err));
   status = run_requests(session, &staging, info, &cache, s, paging, run->previous_ids, drafts, err);
 out:

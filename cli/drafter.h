@@ -40,6 +40,7 @@ enum k3_draft_output {
 // One scenario's results, all requests; arrays that were not asked for are NULL. Zero-initialise; free with k3_drafts_free.
 struct k3_drafts {
   void *arrays[K3_N_DRAFT_OUTPUTS];  // F32, draft_ids I64
+  char sums[32], sums_why[256];      // how sums over the ranks were completed (k3_session_sums)
 };
 // Shape of an output: its rank, *dims filled.
 unsigned k3_draft_output_shape(enum k3_draft_output output, const struct k3_engine_info *info, const struct k3_scenario *scenario, uint64_t dims[3]);

@@ -23,7 +23,9 @@ static const struct k3_cli_help help = {
         "behind other layers, their residual); OUT receives hidden_states (what the last layer adds), residual (the stream before that), behind the\n"
         "model's last layer final_hidden_states, and a tensor taps.K for each --taps.\n\n"
         "--tp N computes on N ranks. They are threads of this process, or, where a launcher sets WORLD_SIZE above 1, one process each: RANK,\n"
-        "LOCAL_RANK (which GPU), MASTER_ADDR and MASTER_PORT (where rank 0 listens until all have come) are read then, and rank 0 writes OUT.",
+        "LOCAL_RANK (which GPU), MASTER_ADDR and MASTER_PORT (where rank 0 listens until all have come) are read then, and rank 0 writes OUT. How "
+        "GPUs\n"
+        "add up is in --json and --verbose; K3PACK_SUMS=one-shot, two-shot or explicit asks for one way.",
     .examples =
         "  k3pack run drafter.k3p --input scenario.safetensors -o drafts.safetensors\n"
         "  k3pack run drafter.k3p --input scenario.safetensors -o all.safetensors --emit all --threads 4\n"
@@ -144,15 +146,41 @@ static void json_request(struct k3_jsonw *json, const struct k3_scenario *s, uin
   k3_jsonw_end_object(json);
 }
 
+// With --verbose: what was started and loaded, and how the ranks added up.
+static void say_how(struct k3_cli *cli, const struct k3_engine_info *info, int n_ranks, const struct k3_drafts *drafts) {
+  char size[32];
+  if (info->load_nbytes > 0)
+    k3_cli_detail(cli, "started CUDA in %.3f s, then loaded %s in %.3f s, up to %u reads at a time", info->start_seconds,
+                  k3_cli_size_text(size, info->load_nbytes), info->load_seconds, info->load_reads);
+  if (n_ranks > 1)
+    k3_cli_detail(cli, "sums over %d ranks: %s (%s)", n_ranks, drafts->sums, drafts->sums_why);
+}
+
+static void json_how(struct k3_jsonw *json, const struct k3_engine_info *info, int n_ranks, const struct k3_drafts *drafts) {
+  if (info->load_nbytes > 0) {
+    k3_jsonw_u64(json, "load_nbytes", info->load_nbytes);
+    k3_jsonw_u64(json, "load_reads", info->load_reads);
+    k3_jsonw_double(json, "load_seconds", info->load_seconds);
+    k3_jsonw_double(json, "start_seconds", info->start_seconds);
+  }
+  k3_jsonw_begin_object(json, "sums");
+  k3_jsonw_string(json, "how", drafts->sums);
+  k3_jsonw_u64(json, "ranks", (uint64_t)n_ranks);
+  k3_jsonw_string(json, "why", drafts->sums_why);
+  k3_jsonw_end_object(json);
+}
+
 // The drafts on stdout, where they were asked for.
-static int show(struct k3_cli *cli, const struct k3_engine_info *info, const struct k3_scenario *s, const struct k3_drafts *drafts) {
+static int show(struct k3_cli *cli, const struct k3_engine_info *info, int n_ranks, const struct k3_scenario *s, const struct k3_drafts *drafts) {
   const int64_t *ids = drafts->arrays[K3_DRAFT_draft_ids];
   const float *confidence = drafts->arrays[K3_DRAFT_confidence];
   struct k3_jsonw json;
+  say_how(cli, info, n_ranks, drafts);
   if (cli->json) {
     k3_cli_json_begin(cli, &json);
     k3_jsonw_bool(&json, "ok", true);
     k3_jsonw_string(&json, "image", info->identity);
+    json_how(&json, info, n_ranks, drafts);
     k3_jsonw_begin_array(&json, "requests");
   }
   for (uint64_t b = 0; ids && b < s->n_requests; b++) {
@@ -234,7 +262,7 @@ int k3_cmd_run(struct k3_cli *cli, int argc, char **argv) {
       k3_drafter_scenario(ranks.engines[0], input, &mapping, &scenario, &err) == K3_OK && agree_on_work(&ranks, &mapping, emit, &err) == K3_OK &&
       k3_drafter_run(cli, &ranks, &scenario, wanted, NULL, &drafts, &err) == K3_OK &&
       (ranks.first > 0 || write_drafts(output, force, k3_engine_info(ranks.engines[0]), &scenario, &drafts, &err) == K3_OK)) {
-    exit_code = ranks.first > 0 ? 0 : show(cli, k3_engine_info(ranks.engines[0]), &scenario, &drafts);
+    exit_code = ranks.first > 0 ? 0 : show(cli, k3_engine_info(ranks.engines[0]), ranks.size, &scenario, &drafts);
   } else {
     k3_ranks_abort(&ranks, &err);
     exit_code = k3_cli_fail(cli, &err);

@@ -16,6 +16,11 @@ struct k3_exec_options {
   struct k3_progress *progress;  // bytes of weights are added as they are read; may be NULL
 };
 
+struct k3_load {
+  uint64_t nbytes;      // of weights
+  unsigned most_reads;  // that were under way at a time
+};
+
 struct k3_backend;
 struct k3_moe_ops;
 struct k3_weights;
@@ -27,8 +32,9 @@ struct k3_backend_ops {
   enum k3_status (*upload)(struct k3_backend *backend, void *dst, const void *src, size_t nbytes, struct k3_error *err);
   // Backend memory to host bytes, when every step that was begun before is done.
   enum k3_status (*download)(struct k3_backend *backend, void *dst, const void *src, size_t nbytes, struct k3_error *err);
-  // (optional) Brings the weights to the device, *nbytes of them: replaces every address of shards and vectors. NULL: they are used where they lie.
-  enum k3_status (*place)(struct k3_backend *backend, struct k3_weights *weights, struct k3_progress *progress, uint64_t *nbytes,
+  // (optional) Brings the weights to the device and says in *load what that took: replaces every address of shards and vectors. NULL: they are used
+  // where they lie.
+  enum k3_status (*place)(struct k3_backend *backend, struct k3_weights *weights, struct k3_progress *progress, struct k3_load *load,
                           struct k3_error *err);
   enum k3_status (*exec_create)(struct k3_backend *backend, const struct k3_exec_options *options, struct k3_exec **exec, struct k3_error *err);
   void (*exec_destroy)(struct k3_exec *exec);
@@ -49,6 +55,8 @@ struct k3_backend_ops {
   enum k3_status (*chill)(struct k3_exec *exec, void *stream, struct k3_error *err);
   // As k3_session_bandwidth.
   enum k3_status (*bandwidth)(struct k3_exec *exec, double *bytes_per_second, struct k3_error *err);
+  // (optional) As k3_session_sums. NULL: by the ranks' communicator.
+  void (*sums)(const struct k3_exec *exec, const char **how, const char **why);
   const struct k3_moe_ops *moe;  // (optional) steps of the decoder layers (runtime/moe_steps.h); NULL: the backend has none
 };
 

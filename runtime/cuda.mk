@@ -5,8 +5,9 @@ CUDA_ARCHS   := -gencode arch=compute_90a,code=sm_90a -gencode arch=compute_100a
 CUDA_KERNELS := $(wildcard runtime/cuda/*.cu)
 CUDA_HOST    := $(wildcard runtime/cuda/*.c)
 CUDA_OBJ     := $(CUDA_KERNELS:%.cu=$(B)/%.cu.o) $(CUDA_HOST:%.c=$(B)/%.host.o)
+# NCCL by -I, which comes before the toolkit's own folder: a header of another version there would not be of the library that was found.
 NVCC_FLAGS    = -std=c++17 -O3 -I. $(CUDA_ARCHS) -Werror all-warnings -Xcompiler -fPIC,-fvisibility=hidden,-Wall,-Wextra,-Wshadow \
-  -Xptxas -v,-warn-spills $(if $(NCCL_LIBRARY),-DK3_CUDA_NCCL -isystem $(NCCL_INCLUDE))
+  -Xptxas -v,-warn-spills $(if $(NCCL_LIBRARY),-DK3_CUDA_NCCL -I$(NCCL_INCLUDE))
 
 # What was found, for this run of make; nothing is searched unless a CUDA target is asked for.
 ifneq ($(filter cuda cuda-resources test-gpu bench-gpu %libk3pack_cuda.so,$(MAKECMDGOALS)),)

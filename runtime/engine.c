@@ -174,9 +174,9 @@ static enum k3_status open_image(struct k3_engine *engine, const struct k3_engin
   const double start = k3_clock();
   K3_TRY(create_backend(engine, options, err));
   const double started = k3_clock();
-  uint64_t load_nbytes = 0;
+  struct k3_load load = {0};
   if (engine->backend->ops->place) {
-    K3_TRY(engine->backend->ops->place(engine->backend, &engine->weights, options->progress, &load_nbytes, err));
+    K3_TRY(engine->backend->ops->place(engine->backend, &engine->weights, options->progress, &load, err));
     k3_weights_link_context(&engine->weights, &engine->model);
   }
   const double loaded = k3_clock();
@@ -184,8 +184,9 @@ static enum k3_status open_image(struct k3_engine *engine, const struct k3_engin
   K3_TRY(plan_reductions(engine, err));
   describe(engine);
   engine->info.start_seconds = started - start;
-  engine->info.load_seconds = load_nbytes ? loaded - started : 0;
-  engine->info.load_nbytes = load_nbytes;
+  engine->info.load_seconds = load.nbytes ? loaded - started : 0;
+  engine->info.load_nbytes = load.nbytes;
+  engine->info.load_reads = load.most_reads;
   return K3_OK;
 }
 
@@ -268,6 +269,8 @@ struct k3_engine *k3_engine_open(const char *image_path, const struct k3_engine_
   k3_free(shared);
   if (status == K3_OK)
     return engine;
+  if (err && status == K3_BAD_INPUT && !err->file[0])
+    snprintf(err->file, sizeof err->file, "%s", image_path);
   k3_engine_free(engine);
   return NULL;
 }

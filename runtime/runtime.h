@@ -56,6 +56,7 @@ struct k3_engine_info {
   // How long opening took: starting the backend (a device's context and libraries), then bringing the weights to its memory (none on a CPU).
   double start_seconds, load_seconds;
   uint64_t load_nbytes;
+  unsigned load_reads;  // reads that were under way at a time
   char identity[65];  // the image's seal, hex
 };
 
@@ -98,6 +99,9 @@ struct k3_session_options {
 struct k3_session;
 K3_API struct k3_session *k3_session_create(struct k3_engine *engine, const struct k3_session_options *options, struct k3_error *err);
 K3_API void k3_session_free(struct k3_session *session);
+// How sums over the ranks are completed, and why so: "none" with one rank; "host" by the communicator; on GPUs "fused", "one-shot" or "two-shot" in
+// one kernel with the norm, or "explicit" as an all-reduce before it. Texts live as long as the session.
+K3_API void k3_session_sums(const struct k3_session *session, const char **how, const char **why);
 
 struct k3_context {
   uint64_t n_rows;              // n; 0 is fine

@@ -114,6 +114,14 @@ void k3_session_free(struct k3_session *s) {
   k3_free(s);
 }
 
+void k3_session_sums(const struct k3_session *session, const char **how, const char **why) {
+  const struct k3_engine *engine = session->engine;
+  *how = engine->tp_size > 1 ? "host" : "none";
+  *why = engine->tp_size > 1 ? "the CPU backend" : "one rank";
+  if (engine->backend->ops->sums)
+    engine->backend->ops->sums(session->exec, how, why);
+}
+
 // An array of the caller: its memory, dtype and row length. `name` is the field.
 static enum k3_status check_array(const struct k3_session *s, const struct k3_array *array, const char *name, bool taps, enum k3_dtype dtype,
                                   uint64_t n_cols, struct k3_error *err) {

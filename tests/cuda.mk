@@ -25,6 +25,9 @@ SIM_C        = $(SIM_CLANG) -std=c17 -D_GNU_SOURCE -fvisibility=hidden $(WARN) $
 SIM_CXX      = $(SIM_CLANG)++ -x c++ -std=c++17 -fvisibility=hidden -DK3_CUDA_SIM -DK3_CUDA_BLOCK_THREADS=64 -Wall -Wextra -Wshadow -Wconversion -Werror $(SIM_COMMON) \
   -Itests/cuda_sim/include -isystem $(SIM_CUDA_INC) $(if $(SIM_FAULT),-DK3_CUDA_FAULT=$(SIM_FAULT))
 
+# Of the backend's host code. Weights come in small pieces, so that a small image turns the ring of buffers too.
+SIM_HOST_FLAGS = -isystem $(SIM_CUDA_INC) -DK3_CUDA_ITEM_NBYTES=4096
+
 # The simulator's own code is not seen by TSan: its bookkeeping would order, or race with, what the kernels do.
 SIM_ENGINE_FLAGS_tsan := -fno-sanitize=thread -DSIM_TSAN
 
@@ -37,7 +40,7 @@ $(SIM)/$(1)/tests/cuda_sim/%.o: tests/cuda_sim/%.cc
 	$(call SIM_CXX,$(1)) $(SIM_ENGINE_FLAGS_$(1)) -Itests/cuda_sim -c -o $$@ $$<
 $(SIM)/$(1)/runtime/cuda/%.o: runtime/cuda/%.c
 	@mkdir -p $$(@D)
-	$(call SIM_C,$(1)) -isystem $(SIM_CUDA_INC) -c -o $$@ $$<
+	$(call SIM_C,$(1)) $(SIM_HOST_FLAGS) -c -o $$@ $$<
 $(SIM)/$(1)/%_avx2.o: SIMD := -mavx2 -mfma -mf16c
 $(SIM)/$(1)/%_avx512.o: SIMD := -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl
 $(SIM)/$(1)/%.o: %.c
@@ -61,7 +64,7 @@ $(foreach v,$(SIM_VARIANTS),$(eval $(call SIM_RULES,$(v))))
 FAULT_OBJECTS = $(filter-out $(SIM)/$(FAULT_BUILD)/$(FAULT_SOURCE).o $(SIM)/$(FAULT_BUILD)/$(FAULT_SOURCE:.c=.o),\
   $(SIM_KERNELS:%.cu=$(SIM)/$(FAULT_BUILD)/%.cu.o) $(SIM_HOST:%.c=$(SIM)/$(FAULT_BUILD)/%.o) $(SIM_ENGINE:%.cc=$(SIM)/$(FAULT_BUILD)/%.o))
 sim-fault:
-	$(if $(filter %.cu,$(FAULT_SOURCE)),$(call SIM_CXX,$(FAULT_BUILD)),$(call SIM_C,$(FAULT_BUILD)) -isystem $(SIM_CUDA_INC)) \
+	$(if $(filter %.cu,$(FAULT_SOURCE)),$(call SIM_CXX,$(FAULT_BUILD)),$(call SIM_C,$(FAULT_BUILD)) $(SIM_HOST_FLAGS)) \
 	  -iquote $(FAULT_FOLDER) -c -o $(FAULT_FOLDER)/fault.o $(FAULT_FOLDER)/$(FAULT_SOURCE)
 	$(SIM_CLANG)++ -shared $(SIM_SAN_$(FAULT_BUILD)) -o $(FAULT_FOLDER)/libk3pack_cuda.so $(FAULT_FOLDER)/fault.o $(FAULT_OBJECTS) \
 	  $(SIM)/$(FAULT_BUILD)/lib.a -pthread -ldl -lz -Wl,--version-script=runtime/cuda/exports.map

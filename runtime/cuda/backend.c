@@ -93,6 +93,7 @@ static const struct k3_backend_ops OPS = {
     .elapsed = k3_cuda_elapsed,
     .chill = k3_cuda_chill,
     .bandwidth = k3_cuda_bandwidth,
+    .sums = k3_cuda_exec_sums,
 };
 
 // A driver, the device, and a device that the kernels were compiled for.

@@ -27,6 +27,9 @@ struct k3_cuda_backend {
   struct k3_cuda_gemm_library *gemm;
 };
 
+// How sums over the ranks are completed: by their size, or as the variable K3PACK_SUMS says.
+enum k3_cuda_sums { K3_CUDA_SUMS_AUTO, K3_CUDA_SUMS_ONE_SHOT, K3_CUDA_SUMS_TWO_SHOT, K3_CUDA_SUMS_EXPLICIT };
+
 struct k3_cuda_graph {
   unsigned char *launches;  // the recorded list
   size_t nbytes;
@@ -53,8 +56,11 @@ struct k3_exec {
   void *panel;  // dequantised rows for the library's product
   size_t panel_nbytes;
   struct k3_cuda_peers *peers;  // NULL with one rank
-  uint64_t half_nbytes;         // the window: two halves that sums take in turns, then the rank's logits
-  unsigned n_sums;              // which half is next: its last bit
+  enum k3_cuda_sums sums;       // as asked for
+  float *gathered;              // every rank's part of the logits, when the library brings them
+  size_t gathered_nbytes;
+  uint64_t half_nbytes;  // the window: two halves that sums take in turns, then the rank's logits
+  unsigned n_sums;       // which half is next: its last bit
   // Measurements.
   cudaEvent_t *marks;
   size_t n_marks, marks_capacity;
@@ -70,7 +76,7 @@ enum k3_status k3_cuda_alloc(size_t nbytes, void **memory, struct k3_error *err)
 enum k3_status k3_cuda_use(const struct k3_cuda_backend *backend, struct k3_error *err);
 
 // place.c
-enum k3_status k3_cuda_place(struct k3_backend *backend, struct k3_weights *weights, struct k3_progress *progress, uint64_t *loaded_nbytes,
+enum k3_status k3_cuda_place(struct k3_backend *backend, struct k3_weights *weights, struct k3_progress *progress, struct k3_load *load,
                              struct k3_error *err);
 
 // exec.c
@@ -78,13 +84,16 @@ enum k3_status k3_cuda_exec_create(struct k3_backend *backend, const struct k3_e
 void k3_cuda_exec_destroy(struct k3_exec *exec);
 enum k3_status k3_cuda_begin(struct k3_exec *exec, void *stream, struct k3_error *err);
 enum k3_status k3_cuda_end(struct k3_exec *exec, void *stream, struct k3_error *err);
+void k3_cuda_exec_sums(const struct k3_exec *exec, const char **how, const char **why);
 // Device scratch of at least nbytes; growing waits for what is running. Launches of the current list may not refer to what it replaces.
 enum k3_status k3_cuda_grow(void *memory_ptr, size_t *capacity, size_t nbytes, struct k3_error *err);
 
 // X(name): one kind of launch, struct k3_cuda_<name> and k3_cuda_launch_<name>.
 #define K3_CUDA_LAUNCHES(X) \
   X(linear)                 \
-  X(dequantise) X(gemm) X(join) X(add_norm) X(insert) X(begin) X(gate) X(export) X(absorb) X(attention) X(markov) X(reduce) X(gather) X(mark)
+  X(dequantise)             \
+  X(gemm)                   \
+  X(join) X(add_norm) X(insert) X(begin) X(gate) X(export) X(absorb) X(attention) X(markov) X(reduce) X(gather) X(all_reduce) X(all_gather) X(mark)
 enum k3_cuda_launch_kind {
 #define K3_CUDA_LAUNCH_ENUM(name) K3_CUDA_LAUNCH_##name,
   K3_CUDA_LAUNCHES(K3_CUDA_LAUNCH_ENUM)

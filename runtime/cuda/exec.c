@@ -1,4 +1,5 @@
 // A session's launches: recorded, compared with what was captured before, replayed.
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/alloc.h"
@@ -140,7 +141,7 @@ void k3_cuda_exec_destroy(struct k3_exec *exec) {
   cudaDeviceSynchronize();
   for (int i = 0; i < K3_CUDA_MAX_GRAPHS; i++)
     drop_graph(&exec->graphs[i]);
-  void *const scratch[] = {exec->maxima, exec->tickets, exec->partial_latents, exec->partial_sums, exec->panel, exec->chilled};
+  void *const scratch[] = {exec->maxima, exec->tickets, exec->partial_latents, exec->partial_sums, exec->panel, exec->chilled, exec->gathered};
   for (size_t i = 0; i < sizeof scratch / sizeof scratch[0]; i++)
     cudaFree(scratch[i]);
   for (size_t i = 0; i < exec->n_marks; i++)
@@ -151,6 +152,31 @@ void k3_cuda_exec_destroy(struct k3_exec *exec) {
     cudaStreamDestroy(exec->stream);
   k3_free(exec->launches);
   k3_free(exec);
+}
+
+static const char *const SUMS_NAMES[] = {"auto", "one-shot", "two-shot", "explicit"};
+
+static enum k3_status read_sums(enum k3_cuda_sums *sums, struct k3_error *err) {
+  const char *text = getenv("K3PACK_SUMS");
+  *sums = K3_CUDA_SUMS_AUTO;
+  if (!text || !*text)
+    return K3_OK;
+  for (int i = 0; i < 4; i++) {
+    if (strcmp(text, SUMS_NAMES[i]) == 0) {
+      *sums = (enum k3_cuda_sums)i;
+      return K3_OK;
+    }
+  }
+  return k3_fail(err, K3_BAD_ARGUMENT, K3_RULE_NONE, NULL, NULL, "auto, one-shot, two-shot or explicit", "K3PACK_SUMS is \"%s\"", text);
+}
+
+void k3_cuda_exec_sums(const struct k3_exec *exec, const char **how, const char **why) {
+  const char *why_not = exec->peers ? k3_cuda_peers_why_not(exec->peers) : NULL;
+  *how = !exec->peers ? "none" : why_not ? "explicit" : exec->sums == K3_CUDA_SUMS_AUTO ? "fused" : SUMS_NAMES[exec->sums];
+  *why = !exec->peers                      ? "one rank"
+         : why_not                         ? why_not
+         : exec->sums == K3_CUDA_SUMS_AUTO ? "kernels reach every rank's window: one shot up to a size, two above"
+                                           : "asked for by K3PACK_SUMS";
 }
 
 static enum k3_status create(struct k3_exec *exec, struct k3_error *err) {
@@ -171,10 +197,19 @@ static enum k3_status create(struct k3_exec *exec, struct k3_error *err) {
   // Two halves for sums of [rows, widest], and this rank's part of the logits.
   n_rows = options->max_requests * options->block_width;
   n_part = n_rows * k3_ceil_div_u64(options->vocab_size, (uint64_t)backend->tp_size);
-  exec->half_nbytes = n_rows * options->max_cols * sizeof(float);
+  exec->half_nbytes = (n_rows * options->max_cols * sizeof(float) + 255) / 256 * 256;
   window = 2 * exec->half_nbytes + n_part * sizeof(float);
-  exec->peers = k3_cuda_peers_create(backend->comm, window, err);
-  return exec->peers ? K3_OK : K3_UNSUPPORTED;
+  K3_TRY(read_sums(&exec->sums, err));
+  struct k3_error own = {0};
+  err = err ? err : &own;
+  exec->peers = k3_cuda_peers_create(backend->comm, window, exec->sums != K3_CUDA_SUMS_EXPLICIT, err);
+  if (!exec->peers)
+    return err->status;
+  const bool shots = exec->sums == K3_CUDA_SUMS_ONE_SHOT || exec->sums == K3_CUDA_SUMS_TWO_SHOT;
+  if (shots && k3_cuda_peers_why_not(exec->peers))
+    return k3_fail(err, K3_UNSUPPORTED, K3_RULE_NONE, NULL, NULL, "K3PACK_SUMS=auto or explicit", "kernels do not reach the other ranks: %s",
+                   k3_cuda_peers_why_not(exec->peers));
+  return K3_OK;
 }
 
 enum k3_status k3_cuda_exec_create(struct k3_backend *base, const struct k3_exec_options *options, struct k3_exec **result, struct k3_error *err) {

@@ -13,7 +13,11 @@
 #pragma GCC diagnostic ignored "-Wconversion"
 #pragma GCC diagnostic ignored "-Wunused-parameter"
 #include <nccl.h>
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 28, 0) && __has_include(<nccl_device.h>)
 #include <nccl_device.h>
+#else
+#undef K3_CUDA_HAS_PEERS  // the library's own sums remain
+#endif
 #pragma GCC diagnostic pop
 #endif
 
@@ -24,7 +28,7 @@ struct Peers {  // passed to kernels by value
 #if defined(K3_CUDA_SIM)
   unsigned char *windows[K3_CUDA_MAX_RANKS];
   uint32_t *arrivals[K3_CUDA_MAX_RANKS];  // [blocks][ranks + 1]: the newest epoch that each rank has reached; last, the owner's own count
-#elif defined(K3_CUDA_NCCL)
+#elif defined(K3_CUDA_HAS_PEERS)
   ncclWindow_t window;
   ncclDevComm communicator;
 #endif
@@ -68,10 +72,13 @@ __device__ inline void peer_barrier(const Peers &peers, uint32_t index) {
 struct k3_cuda_peers {
   k3::Peers device;
   void *window;
+  bool reach;
+  char why_not[256];
 #if defined(K3_CUDA_SIM)
   uint32_t *arrivals;
   struct k3_comm *comm;
 #elif defined(K3_CUDA_NCCL)
   ncclComm_t communicator;
+  bool symmetric;  // the window is of the library's memory and was made known to it
 #endif
 };

@@ -1,5 +1,6 @@
 // Weights to the device: one arena, filled in the order of the image by two pinned buffers that take turns. While one is copied to the device,
 // threads fill the other, so several reads are in flight and neither the disk nor the bus waits. A tensor is met only when its address is replaced.
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -10,12 +11,16 @@
 #include "base/pool.h"
 #include "runtime/cuda/cuda.h"
 
+#if !defined(K3_CUDA_ITEM_NBYTES)
+#define K3_CUDA_ITEM_NBYTES (4 << 20)  // the simulator takes less, so that small images turn the ring too
+#endif
+
 enum {
   ALIGNMENT = 256,        // of the arena; addresses keep their remainder
   MAX_GAP_NBYTES = 4096,  // pieces closer than that are read as one
   N_BUFFERS = 2,
   N_READERS = 4,
-  ITEM_NBYTES = 4 << 20,  // one reader's work at a time
+  ITEM_NBYTES = K3_CUDA_ITEM_NBYTES,  // one reader's work at a time
   ITEMS_PER_BUFFER = 4,
 };
 
@@ -30,7 +35,6 @@ struct run {
 struct placing {
   struct k3_cuda_backend *backend;
   struct k3_weights *weights;
-  const void **lent;  // addresses on the device already
   struct run *runs;
   size_t n_runs, capacity;
   bool collecting;  // first pass: runs are added; second: addresses are replaced
@@ -204,6 +208,8 @@ struct item {
 
 struct filling {
   const struct placing *placing;
+  atomic_bool *checked[2];  // segments of image and slices whose CRC-32 somebody checks or has checked; NULL where there is none
+  atomic_uint n_reading, most_reading;
   struct item items[ITEMS_PER_BUFFER];
   unsigned n_items;
   unsigned char *buffer;
@@ -220,12 +226,15 @@ static void populate(const unsigned char *begin, uint64_t nbytes) {
 #endif
 }
 
-// Checks the segments that hold these bytes against their CRC-32, when the bytes are of an image that has one.
-static enum k3_status check_crc(const struct k3_image *image, const unsigned char *begin, uint64_t nbytes, struct k3_error *err) {
-  if (!image || !image->crcs || begin < image->bytes + image->body_begin || begin >= image->bytes + image->nbytes)
+// Checks the segments that hold these bytes against their CRC-32, each once, when the bytes are of an image that has one.
+static enum k3_status check_crc(const struct k3_image *image, atomic_bool *checked, const unsigned char *begin, uint64_t nbytes,
+                                struct k3_error *err) {
+  if (!checked || begin < image->bytes + image->body_begin || begin >= image->bytes + image->nbytes)
     return K3_OK;
   const uint64_t first = (uint64_t)(begin - image->bytes) - image->body_begin, body_nbytes = image->nbytes - image->body_begin;
   for (uint64_t i = first / K3_IMAGE_SEGMENT_NBYTES; i <= (first + nbytes - 1) / K3_IMAGE_SEGMENT_NBYTES && i < image->n_segments; i++) {
+    if (atomic_exchange(&checked[i], true))
+      continue;
     const uint64_t at = i * K3_IMAGE_SEGMENT_NBYTES, left = body_nbytes - at;
     const unsigned char *stored = image->crcs + 4 * i;
     const uint32_t expected = stored[0] | (uint32_t)stored[1] << 8 | (uint32_t)stored[2] << 16 | (uint32_t)stored[3] << 24;
@@ -237,18 +246,25 @@ static enum k3_status check_crc(const struct k3_image *image, const unsigned cha
   return K3_OK;
 }
 
+static void begin_reading(struct filling *f) {
+  const unsigned n = atomic_fetch_add(&f->n_reading, 1) + 1;
+  for (unsigned most = atomic_load(&f->most_reading); n > most && !atomic_compare_exchange_weak(&f->most_reading, &most, n);)
+    ;
+}
+
 static enum k3_status fill_item(void *ctx, int worker, uint64_t i, struct k3_error *err) {
   (void)worker;
-  const struct filling *f = ctx;
+  struct filling *f = ctx;
   const struct item *item = &f->items[i];
   const struct run *run = item->run;
   const struct k3_weights_source *source = &f->placing->weights->source;
   const uint64_t first_row = item->first / run->row_nbytes, last_row = (item->first + item->nbytes - 1) / run->row_nbytes;
   const unsigned char *begin = run->begin + first_row * run->pitch + (run->n_rows == 1 ? item->first : 0);
   const uint64_t span = run->n_rows == 1 ? item->nbytes : (last_row - first_row) * run->pitch + run->row_nbytes;
+  begin_reading(f);
   populate(begin, span);
-  K3_TRY(check_crc(source->image, begin, span, err));
-  K3_TRY(check_crc(source->slices, begin, span, err));
+  K3_TRY(check_crc(source->image, f->checked[0], begin, span, err));
+  K3_TRY(check_crc(source->slices, f->checked[1], begin, span, err));
   unsigned char *dst = f->buffer + item->at;
   for (uint64_t done = 0; done < item->nbytes;) {
     const uint64_t row = (item->first + done) / run->row_nbytes, in_row = (item->first + done) % run->row_nbytes;
@@ -258,6 +274,7 @@ static enum k3_status fill_item(void *ctx, int worker, uint64_t i, struct k3_err
     done += n;
   }
   k3_progress_add(f->progress, item->nbytes);
+  atomic_fetch_sub(&f->n_reading, 1);
   return K3_OK;
 }
 
@@ -304,27 +321,47 @@ static bool next_items(const struct placing *p, size_t *run, uint64_t *first, st
   return f->n_items > 0;
 }
 
-static enum k3_status pump(struct placing *p, struct ring *ring, struct k3_progress *progress, struct k3_error *err) {
-  struct filling filling = {.placing = p, .progress = progress};
+static enum k3_status turn_ring(struct filling *filling, struct ring *ring, struct k3_error *err) {
+  const struct placing *p = filling->placing;
   size_t run = 0;
   uint64_t first = 0;
-  for (unsigned turn = 0; next_items(p, &run, &first, &filling); turn++) {
+  for (unsigned turn = 0; next_items(p, &run, &first, filling); turn++) {
     const unsigned b = turn % N_BUFFERS;
-    filling.buffer = ring->buffers[b];
+    filling->buffer = ring->buffers[b];
     K3_TRY(k3_cuda_check(cudaEventSynchronize(ring->copied[b]), "waiting for a copy", err));
-    K3_TRY(k3_pool_run(ring->pool, filling.n_items, fill_item, &filling, err));
-    for (unsigned i = 0; i < filling.n_items; i++) {
-      const struct item *item = &filling.items[i];
-      K3_TRY(k3_cuda_check(cudaMemcpyAsync(p->arena + item->run->offset + item->first, filling.buffer + item->at, item->nbytes,
+    K3_TRY(k3_pool_run(ring->pool, filling->n_items, fill_item, filling, err));
+    for (unsigned i = 0; i < filling->n_items; i++) {
+      const struct item *item = &filling->items[i];
+      K3_TRY(k3_cuda_check(cudaMemcpyAsync(p->arena + item->run->offset + item->first, filling->buffer + item->at, item->nbytes,
                                            cudaMemcpyHostToDevice, p->backend->stream),
                            "copying weights", err));
     }
     K3_TRY(k3_cuda_check(cudaEventRecord(ring->copied[b], p->backend->stream), "recording an event", err));
   }
-  return k3_cuda_check(cudaStreamSynchronize(p->backend->stream), "copying weights", err);
+  return K3_OK;
 }
 
-enum k3_status k3_cuda_place(struct k3_backend *base, struct k3_weights *weights, struct k3_progress *progress, uint64_t *loaded_nbytes,
+static enum k3_status pump(struct placing *p, struct ring *ring, struct k3_progress *progress, unsigned *most_reading, struct k3_error *err) {
+  struct filling filling = {.placing = p, .progress = progress};
+  const struct k3_image *const images[] = {p->weights->source.image, p->weights->source.slices};
+  enum k3_status status = K3_OK;
+  for (int i = 0; i < 2 && status == K3_OK; i++) {
+    if (!images[i] || !images[i]->crcs)
+      continue;
+    filling.checked[i] = k3_calloc(images[i]->n_segments, sizeof *filling.checked[i], err);
+    status = filling.checked[i] ? K3_OK : K3_NO_MEMORY;
+  }
+  if (status == K3_OK)
+    status = turn_ring(&filling, ring, err);
+  // Also after a failure: the buffers are freed next.
+  const enum k3_status copied = k3_cuda_check(cudaStreamSynchronize(p->backend->stream), "copying weights", status == K3_OK ? err : NULL);
+  *most_reading = atomic_load(&filling.most_reading);
+  k3_free(filling.checked[0]);
+  k3_free(filling.checked[1]);
+  return status == K3_OK ? copied : status;
+}
+
+enum k3_status k3_cuda_place(struct k3_backend *base, struct k3_weights *weights, struct k3_progress *progress, struct k3_load *load,
                              struct k3_error *err) {
   struct placing p = {.backend = (struct k3_cuda_backend *)base, .weights = weights, .collecting = true, .err = err};
   struct ring ring = {0};
@@ -340,9 +377,9 @@ enum k3_status k3_cuda_place(struct k3_backend *base, struct k3_weights *weights
   const uint64_t whole = (uint64_t)ITEM_NBYTES * ITEMS_PER_BUFFER;
   K3_TRY_GOTO(status, out, open_ring(&ring, nbytes < whole ? nbytes + 1 : whole, err));
   k3_progress_start(progress, "loading weights", nbytes);
-  K3_TRY_GOTO(status, out, pump(&p, &ring, progress, err));
+  K3_TRY_GOTO(status, out, pump(&p, &ring, progress, &load->most_reads, err));
   k3_progress_finish(progress);
-  *loaded_nbytes = nbytes;
+  load->nbytes = nbytes;
   p.collecting = false;
   status = visit_all(&p);
 out:

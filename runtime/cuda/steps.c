@@ -143,6 +143,48 @@ static uint64_t sum_offset(const struct k3_exec *exec) {
   return exec->n_sums % 2 * exec->half_nbytes;
 }
 
+// Bytes of a rank's part up to which every rank reads all of it from every rank: by a model of the links (about 340 GB/s one way, 4 us for one wait
+// more) reading twice in parts costs as much there. Not measured yet.
+static const struct {
+  int max_ranks;
+  uint64_t nbytes;
+} MAX_ONE_SHOT[] = {{2, 5 << 20}, {4, 768 << 10}, {8, 256 << 10}, {K3_CUDA_MAX_RANKS, 64 << 10}};
+
+static enum k3_cuda_shots shots_of(const struct k3_exec *exec, uint64_t n_values) {
+  unsigned i = 0;
+  if (k3_cuda_peers_why_not(exec->peers))
+    return K3_CUDA_DONE;
+  if (exec->sums != K3_CUDA_SUMS_AUTO)
+    return exec->sums == K3_CUDA_SUMS_TWO_SHOT ? K3_CUDA_TWO_SHOT : K3_CUDA_ONE_SHOT;
+  while (MAX_ONE_SHOT[i].max_ranks < exec->backend->tp_size)
+    i++;
+  return n_values * sizeof(float) <= MAX_ONE_SHOT[i].nbytes ? K3_CUDA_ONE_SHOT : K3_CUDA_TWO_SHOT;
+}
+
+// The sum of what the ranks left in the window: one kernel, or the library's all-reduce and then that kernel. Its other params are the caller's.
+static struct k3_cuda_reduce *record_sum(struct k3_exec *exec, uint64_t n_rows, uint64_t width, struct k3_error *err) {
+  const enum k3_cuda_shots shots = shots_of(exec, n_rows * width);
+  if (shots == K3_CUDA_DONE) {
+    struct k3_cuda_all_reduce *whole = k3_cuda_record(exec, K3_CUDA_LAUNCH_all_reduce, sizeof *whole, err);
+    if (!whole)
+      return NULL;
+    whole->peers = exec->peers;
+    whole->window_offset = sum_offset(exec);
+    whole->n = n_rows * width;
+  }
+  struct k3_cuda_reduce *sum = k3_cuda_record(exec, K3_CUDA_LAUNCH_reduce, sizeof *sum, err);
+  if (!sum)
+    return NULL;
+  sum->peers = exec->peers;
+  sum->shots = shots;
+  sum->window_offset = sum_offset(exec);
+  sum->n_rows = (uint32_t)n_rows;
+  sum->width = (uint32_t)width;
+  sum->bf16 = exec->backend->base.bf16;
+  exec->n_sums++;
+  return sum;
+}
+
 // A product that may be one rank's part of a sum: left in the window for the norm that completes it, or summed at once into y.
 static enum k3_status record_part(struct k3_exec *exec, const struct k3_matrix *w, const void *x, uint64_t n_rows, void *y, bool reduce, bool partial,
                                   struct k3_error *err) {
@@ -153,14 +195,10 @@ static enum k3_status record_part(struct k3_exec *exec, const struct k3_matrix *
   K3_TRY(record_product(exec, &product, err));
   if (!reduce)
     return K3_OK;
-  RECORD(sum, exec, reduce);
-  sum->peers = exec->peers;
-  sum->window_offset = sum_offset(exec);
+  struct k3_cuda_reduce *sum = record_sum(exec, n_rows, w->n_rows, err);
+  if (!sum)
+    return K3_NO_MEMORY;
   sum->out = y;
-  sum->n_rows = (uint32_t)n_rows;
-  sum->width = (uint32_t)w->n_rows;
-  sum->bf16 = exec->backend->base.bf16;
-  exec->n_sums++;
   return K3_OK;
 }
 
@@ -288,17 +326,13 @@ enum k3_status k3_cuda_reduce_add_norm(struct k3_exec *exec, const struct k3_red
   if (p->reduce && exec->peers) {
     if (!p->partial)
       return k3_fail(err, K3_UNSUPPORTED, K3_RULE_NONE, NULL, p->name, "a sum of a branch", "a sum over the ranks of the residual itself");
-    RECORD(sum, exec, reduce);
-    sum->peers = exec->peers;
-    sum->window_offset = sum_offset(exec);
+    struct k3_cuda_reduce *sum = record_sum(exec, p->n_rows, p->width, err);
+    if (!sum)
+      return K3_NO_MEMORY;
     sum->residual = p->residual;
     sum->out = p->out;
     k3_cuda_describe_vector(p->norm, &sum->gain);
-    sum->n_rows = (uint32_t)p->n_rows;
-    sum->width = (uint32_t)p->width;
     sum->eps = p->eps;
-    sum->bf16 = exec->backend->base.bf16;
-    exec->n_sums++;
     return K3_OK;
   }
   RECORD(norm, exec, add_norm);
@@ -428,7 +462,19 @@ enum k3_status k3_cuda_logits(struct k3_exec *exec, const struct k3_logits *p, s
   float *part = (float *)((char *)k3_cuda_peers_window(exec->peers) + offset);
   const struct product product = {p->head, p->hidden, part, p->n_rows, p->head->n_cols, p->head->n_rows, 0, true, 1};
   K3_TRY(record_product(exec, &product, err));
+  const bool reach = !k3_cuda_peers_why_not(exec->peers);
+  if (!reach) {
+    // Of the largest batch, so that no address changes between graphs.
+    const size_t nbytes = exec->options.max_requests * exec->options.block_width * p->vocab_size * sizeof(float);
+    K3_TRY(k3_cuda_grow(&exec->gathered, &exec->gathered_nbytes, nbytes, err));
+    RECORD(parts, exec, all_gather);
+    parts->peers = exec->peers;
+    parts->window_offset = offset;
+    parts->n = p->n_rows * p->head->n_rows;
+    parts->dst = exec->gathered;
+  }
   RECORD(gather, exec, gather);
+  gather->parts = reach ? NULL : exec->gathered;
   gather->peers = exec->peers;
   gather->window_offset = offset;
   gather->out = p->out;

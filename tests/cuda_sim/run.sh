@@ -32,6 +32,9 @@ plain() {
   run test_forward plain --
   run test_forward plain SIM_LAZY=1 SIM_SEED=3 K3_TEST_MAX_TP=2 -- f32 "bf16 plain"
   run test_forward plain SIM_SEED=2 K3_TEST_MAX_TP=2 -- "f32 causal" "nvfp4-divide with f32"
+  # Sums over the ranks in two shots, and by the library where kernels do not reach the others, within the same table.
+  run test_forward plain K3PACK_SUMS=two-shot -- "f32 plain" "bf16 plain" "nvfp4-divide plain" "at once"
+  run test_forward plain K3PACK_SUMS=explicit -- "f32 plain" "bf16 plain" "nvfp4-divide plain" "at once"
 }
 
 sanitized() {
@@ -41,7 +44,11 @@ sanitized() {
   run test_forward asan K3_TEST_MAX_TP=2 -- f32 bf16 f16 nvfp4-divide mxfp4 fp8-block
   run test_forward asan SIM_LAZY=1 SIM_SEED=1 K3_TEST_MAX_TP=2 -- "bf16 plain"
   run test_forward tsan TSAN_OPTIONS=halt_on_error=1 K3_TEST_MAX_TP=2 -- "bf16 plain" "nvfp4-divide plain" "bf16 odd"
+  run test_forward tsan TSAN_OPTIONS=halt_on_error=1 K3_TEST_MAX_TP=2 K3PACK_SUMS=two-shot -- "bf16 plain"
+  run test_forward asan SIM_LAZY=1 K3_TEST_MAX_TP=4 K3PACK_SUMS=two-shot -- "bf16 plain" "f32 sums at once"
+  run test_forward asan SIM_LAZY=1 K3_TEST_MAX_TP=2 K3PACK_SUMS=explicit -- "bf16 plain" "f32 sums at once"
   run test_forward msan K3_TEST_MAX_TP=2 -- "bf16 plain" "nvfp4-divide with f32" "f32 odd"
+  run test_forward msan K3_TEST_MAX_TP=2 K3PACK_SUMS=two-shot -- "bf16 plain"
 }
 
 plain &
@@ -52,6 +59,7 @@ wait
 # The program as it is shipped opens the plug-in, loads an image through the pinned ring, and drafts what is golden; several ranks draft the same.
 plugin=K3PACK_CUDA_PLUGIN=$sim/plain/libk3pack_cuda.so
 env "$plugin" sh tests/kernels/golden.sh "$build" 8 || failed=1
+sh tests/cuda_sim/program.sh "$build" "$sim" || failed=1
 
 # Timings come from the device: bench replays every step alone and whole calls, cold and warm, and reports loading apart from starting CUDA.
 K3PACK_CUDA_PLUGIN=$sim/plain/libk3pack_cuda.so "$build/k3pack" bench "$work/tiny_bf16.k3p" --backend cuda --context 10 --requests 2 --runs 5 --json \

@@ -60,6 +60,7 @@ struct Counters {
   uint64_t is_simulated;            // 1
   uint64_t captures, replays;       // graphs begun, graphs launched
   uint64_t kernels, in_no_capture;  // launches asked for; those of them that no graph keeps
+  uint64_t overlapped;              // waits for an event behind which work of its stream was still to do
 };
 
 static Counters *counters() {
@@ -340,7 +341,12 @@ cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t first, cudaEve
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-  return event->stream ? run_until(event->stream, event->position) : cudaSuccess;
+  if (!event->stream)
+    return cudaSuccess;
+  const cudaError_t error = run_until(event->stream, event->position);
+  if (!event->stream->queue.empty())
+    count(&Counters::overlapped);
+  return error;
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {

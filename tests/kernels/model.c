@@ -286,9 +286,9 @@ static enum k3_status prepare(struct k3_engine *engine, const struct test_model 
   engine->n_heads = engine->weights.layers[0].q_b.n_rows / (m->qk_nope_head_dim + m->qk_rope_head_dim);
   if (cuda) {
     const struct k3_cuda_options options = {.device = rank, .bf16 = !model->weights.all_f32, .tp_rank = rank, .tp_size = size, .comm = comm};
-    uint64_t nbytes;
+    struct k3_load load;
     K3_TRY(k3_cuda_backend_open(&options, &engine->backend, err));
-    K3_TRY(engine->backend->ops->place(engine->backend, &engine->weights, NULL, &nbytes, err));
+    K3_TRY(engine->backend->ops->place(engine->backend, &engine->weights, NULL, &load, err));
     k3_weights_link_context(&engine->weights, m);
   } else if (!(engine->backend = k3_cpu_backend_create(!model->weights.all_f32, err))) {
     return K3_NO_MEMORY;
