@@ -321,12 +321,13 @@ struct index_check {
   const struct k3_ckpt_file *last;  // of the entry before: neighbours are in the same file as a rule
 };
 
+static int compare_file(const void *name, const void *file) {
+  return strcmp(name, ((const struct k3_ckpt_file *)file)->name);
+}
+
+// The files of a folder stand in the order of their names.
 static const struct k3_ckpt_file *file_by_name(const struct k3_ckpt *ckpt, const char *name) {
-  for (size_t i = 0; i < ckpt->n_files; i++) {
-    if (strcmp(ckpt->files[i].name, name) == 0)
-      return &ckpt->files[i];
-  }
-  return NULL;
+  return bsearch(name, ckpt->files, ckpt->n_files, sizeof *ckpt->files, compare_file);
 }
 
 static enum k3_status check_entry(void *ctx, const char *name, size_t name_nbytes, const char *file, size_t file_nbytes, struct k3_error *err) {

@@ -1,4 +1,3 @@
-#include <stdio.h>
 #include <string.h>
 
 #include "base/alloc.h"
@@ -46,28 +45,13 @@ static enum k3_status add_rows(struct k3_diff_side *side, uint64_t tensor, const
   return add_entry(side, entry, err);
 }
 
-// Number of the image tensor that a checkpoint's tensor was copied to: the root goes, an alias becomes the recipe's name, the image's root comes.
+// Number of the image tensor that a checkpoint's tensor was copied to, under its own name or the image's.
 static bool find_copy(const struct k3_diff_side *image, const char *name, uint64_t *tensor) {
-  const struct k3_manifest *manifest = &image->ckpt->image.manifest;
+  char placed[2 * K3_ST_MAX_NAME_NBYTES];
   if (k3_ckpt_find(image->ckpt, name, strlen(name), tensor))
     return true;
-  size_t n_root = strlen(manifest->root);
-  if (strncmp(name, manifest->root, n_root) != 0)
-    return false;
-  name += n_root;
-  char placed[2 * K3_ST_MAX_NAME_NBYTES];
-  snprintf(placed, sizeof placed, "%s%s", manifest->image_root, name);
-  if (k3_ckpt_find(image->ckpt, placed, strlen(placed), tensor))
-    return true;
-  for (size_t i = 0; i < manifest->n_aliases; i++) {
-    size_t n = strlen(manifest->aliases[i].key);
-    if (strncmp(name, manifest->aliases[i].key, n) != 0 || name[n] != '.')
-      continue;
-    snprintf(placed, sizeof placed, "%s%s%s", manifest->image_root, manifest->aliases[i].value, name + n);
-    if (k3_ckpt_find(image->ckpt, placed, strlen(placed), tensor))
-      return true;
-  }
-  return false;
+  size_t n = k3_manifest_copied_name(&image->ckpt->image.manifest, name, placed, sizeof placed);
+  return n > 0 && k3_ckpt_find(image->ckpt, placed, n, tensor);
 }
 
 enum k3_status k3_diff_source_names(struct k3_diff_side *image, const struct k3_ckpt *checkpoint, struct k3_error *err) {
