@@ -9,6 +9,7 @@
 #   edit_checkpoint.py FOLDER poke NAME BYTE HEX        bytes of a tensor
 #   edit_checkpoint.py FOLDER drop NAME                 a tensor, from its shard and the index
 #   edit_checkpoint.py FOLDER copy OLD NEW              a second tensor with the same bytes, in the same shard
+#   edit_checkpoint.py FOLDER equal NAME OTHER          the bytes of another tensor, in whichever shard that is
 #   edit_checkpoint.py FOLDER set PATH JSON             a field of config.json ("a.b" goes down); JSON "-" removes it
 import json
 import math
@@ -54,6 +55,15 @@ def edit_config(folder, path, value):
         json.dump(config, file, indent=2)
 
 
+def bytes_of(folder, name):
+    for shard in sorted(os.listdir(folder)):
+        if shard.endswith(".safetensors"):
+            tensors = load(os.path.join(folder, shard))[1]
+            if name in tensors:
+                return tensors[name][2]
+    sys.exit("no tensor " + name)
+
+
 def edit_tensor(folder, verb, name, args):
     for shard in sorted(os.listdir(folder)):
         if not shard.endswith(".safetensors"):
@@ -82,6 +92,8 @@ def edit_tensor(folder, verb, name, args):
             tensors[name][2] = value[:at] + new + value[at + len(new):]
         elif verb == "drop":
             del tensors[name]
+        elif verb == "equal":
+            tensors[name][2] = bytes_of(folder, args[0])
         elif verb == "copy":
             tensors[args[0]] = [dtype, shape, value]
         else:
