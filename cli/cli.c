@@ -238,6 +238,29 @@ static int parse_word(const struct parser *parser, int *i) {
   return 0;
 }
 
+const char *k3_cli_number(const char *text, uint64_t *value) {
+  char *end;
+  if (*text < '0' || *text > '9' || strlen(text) > 1024)
+    return NULL;
+  errno = 0;
+  *value = strtoull(text, &end, 10);
+  return errno ? NULL : end;
+}
+
+bool k3_cli_numbers(const char *text, uint64_t *values, size_t max, size_t *n) {
+  *n = 0;
+  while (text && *text) {
+    if (*n == max || !(text = k3_cli_number(text, &values[*n])) || (*text && *text != ','))
+      return false;
+    for (size_t i = 0; i < *n; i++)
+      if (values[i] == values[*n])
+        return false;
+    ++*n;
+    text += *text == ',';
+  }
+  return true;
+}
+
 bool k3_cli_parse(struct k3_cli *cli, int argc, char **argv, const struct k3_cli_help *help, const struct k3_option *options, int *exit_code) {
   bool wants_help = false, json = false;
   uint64_t n_threads = 0;

@@ -77,6 +77,10 @@ const char *k3_cli_suggest(const char *typed, const char *words, char *dst, size
 int k3_cli_fail(struct k3_cli *cli, const struct k3_error *err);
 // The same for wrong usage: prints the message and where the help is; returns 2. Under --json likewise, with the message as "found".
 int k3_cli_usage(struct k3_cli *cli, const char *format, ...) K3_PRINTF(2, 3);
+// Reads a decimal number at `text` and returns what follows it; NULL when no digit is there.
+const char *k3_cli_number(const char *text, uint64_t *value);
+// "0,2,4" into values [max]: different numbers, at most max of them. text NULL: none. False when it is something else.
+bool k3_cli_numbers(const char *text, uint64_t *values, size_t max, size_t *n);
 // A line on stderr: a warning or a note, unless --quiet; a detail, only with --verbose. Texts from files pass k3_printable first.
 void k3_cli_warn(struct k3_cli *cli, const char *format, ...) K3_PRINTF(2, 3);
 void k3_cli_note(struct k3_cli *cli, const char *format, ...) K3_PRINTF(2, 3);

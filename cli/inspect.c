@@ -45,8 +45,8 @@ static void print_tensors(const struct k3_cli *cli, const struct k3_ckpt *ckpt, 
   for (size_t f = 0; f < ckpt->n_files; f++) {
     const struct k3_ckpt_file *file = &ckpt->files[f];
     char name[512], shape[400], size[32];
-    printf("%s: %zu tensors, %s, data from byte %llu\n", k3_cli_name_text(name, file->name), file->header.n_tensors, k3_cli_size_text(size, file->id.nbytes),
-           (unsigned long long)file->header.data_begin);
+    printf("%s: %zu tensors, %s, data from byte %llu\n", k3_cli_name_text(name, file->name), file->header.n_tensors,
+           k3_cli_size_text(size, file->id.nbytes), (unsigned long long)file->header.data_begin);
     uint64_t n_internal = 0;
     for (size_t i = 0; i < file->header.n_tensors; i++) {
       const struct k3_st_tensor *t = &file->header.tensors[i];
@@ -67,16 +67,17 @@ static void print_image(const struct k3_image *image) {
   const struct k3_manifest *m = &image->manifest;
   char name[512], other[512], size[32], hex[2 * K3_SHA256_NBYTES + 1];
   k3_hex(hex, image->identity);
-  printf("image of version %d by %s, recipe %s, %llu segment%s %s\n", K3_IMAGE_VERSION, k3_cli_name_text(name, m->tool), k3_cli_name_text(other, m->recipe_name),
-         (unsigned long long)image->n_segments, image->n_segments == 1 ? "" : "s", m->digests ? "under digests" : "without digests");
+  printf("image of version %d by %s, recipe %s, %llu segment%s %s\n", K3_IMAGE_VERSION, k3_cli_name_text(name, m->tool),
+         k3_cli_name_text(other, m->recipe_name), (unsigned long long)image->n_segments, image->n_segments == 1 ? "" : "s",
+         m->digests ? "under digests" : "without digests");
   printf("identity %s\n", hex);
   for (size_t i = 0; i < m->n_sources; i++)
     printf("source %s%s, %s%s%s\n", k3_cli_name_text(name, m->sources[i].file), m->sources[i].of_target ? " (target)" : "",
            k3_cli_size_text(size, m->sources[i].nbytes), m->sources[i].sha256 ? ", SHA-256 " : "",
            m->sources[i].sha256 ? k3_cli_name_text(other, m->sources[i].sha256) : "");
   for (size_t i = 0; i < m->n_linears; i++)
-    printf("scheme %s: %s%s%s\n", k3_cli_name_text(other, m->linears[i].scheme), k3_cli_name_text(name, m->linears[i].module), m->linears[i].encoded_from ? ", encoded from " : "",
-           m->linears[i].encoded_from ? m->linears[i].encoded_from : "");
+    printf("scheme %s: %s%s%s\n", k3_cli_name_text(other, m->linears[i].scheme), k3_cli_name_text(name, m->linears[i].module),
+           m->linears[i].encoded_from ? ", encoded from " : "", m->linears[i].encoded_from ? m->linears[i].encoded_from : "");
   for (size_t i = 0; i < m->n_dropped; i++)
     printf("dropped %s: %s\n", k3_cli_name_text(name, m->dropped[i].key), k3_cli_name_text(other, m->dropped[i].value));
 }
@@ -111,7 +112,8 @@ static void print_view(const struct k3_image *image, const struct k3_manifest_vi
   uint64_t shape[K3_ST_MAX_RANK], row_nbytes;
   enum k3_dtype dtype;
   unsigned rank = view_shape(image, view, shape, &dtype);
-  printf("view %s %s %s, zero-copy: no bytes of its own\n", k3_cli_name_text(name, view->name), k3_dtype_name(dtype), shape_text(text, sizeof text, shape, rank));
+  printf("view %s %s %s, zero-copy: no bytes of its own\n", k3_cli_name_text(name, view->name), k3_dtype_name(dtype),
+         shape_text(text, sizeof text, shape, rank));
   for (size_t s = 0; s < view->n_shards; s++) {
     const struct k3_manifest_view_shard *shard = &view->shards[s];
     const struct k3_st_tensor *t = shard_tensor(image, shard, &row_nbytes);
@@ -327,8 +329,9 @@ static int report_tensor(struct k3_cli *cli, const struct k3_ckpt *ckpt, const c
     }
     return k3_cli_json_end(cli, &json, 0);
   }
-  printf("%s: %s %s, %llu elements, %s\n", k3_cli_name_text(text, name), k3_dtype_name(stats.dtype), shape_text(shape, sizeof shape, stats.shape, stats.rank),
-         (unsigned long long)stats.n_elems, stats.is_view ? "a view without bytes of its own" : k3_cli_size_text(size, stats.nbytes));
+  printf("%s: %s %s, %llu elements, %s\n", k3_cli_name_text(text, name), k3_dtype_name(stats.dtype),
+         shape_text(shape, sizeof shape, stats.shape, stats.rank), (unsigned long long)stats.n_elems,
+         stats.is_view ? "a view without bytes of its own" : k3_cli_size_text(size, stats.nbytes));
   if (!stats.numeric) {
     printf("elements of this type are not shown as numbers\n");
     return 0;
@@ -342,14 +345,17 @@ static int report_tensor(struct k3_cli *cli, const struct k3_ckpt *ckpt, const c
 
 int k3_cmd_inspect(struct k3_cli *cli, int argc, char **argv) {
   const char *tensor = NULL;
-  uint64_t n_first = 16, tp = 1, pp = 1;
+  uint64_t n_first = 16;
+  struct k3_inspect_parallel parallel = {.tp = 1, .pp = 1};
   bool reductions = false;
   const struct k3_option options[] = {
       {"tensor", 't', K3_OPT_TEXT, "NAME", "statistics and the first values of one tensor or view", &tensor},
       {"count", 'n', K3_OPT_U64, "N", "how many values --tensor prints (default 16, at most 4096)", &n_first},
       {"reductions", 0, K3_OPT_FLAG, NULL, "where partial sums are completed under --tp and --pp", &reductions},
-      {"tp", 0, K3_OPT_U64, "N", "tensor-parallel ranks (default 1)", &tp},
-      {"pp", 0, K3_OPT_U64, "N", "pipeline stages (default 1)", &pp},
+      {"tp", 0, K3_OPT_U64, "N", "tensor-parallel ranks (default 1)", &parallel.tp},
+      {"pp", 0, K3_OPT_U64, "N", "pipeline stages (default 1)", &parallel.pp},
+      {"sequence-parallel", 0, K3_OPT_FLAG, NULL, "ask for experts on each rank's own rows", &parallel.sequence_parallel},
+      {"taps", 0, K3_OPT_TEXT, "LIST", "streams that are handed out, after so many layers", &parallel.taps},
       {0},
   };
   int exit_code;
@@ -368,7 +374,7 @@ int k3_cmd_inspect(struct k3_cli *cli, int argc, char **argv) {
   exit_code = findings.n_errors > 0 ? k3_status_exit_code(K3_BAD_INPUT) : 0;
   k3_cli_print_findings(cli, &findings);
   if (reductions) {
-    int code = k3_inspect_reductions(cli, &ckpt, tp, pp);
+    int code = k3_inspect_reductions(cli, &ckpt, &parallel);
     exit_code = code ? code : exit_code;
   } else if (tensor) {
     int code = report_tensor(cli, &ckpt, tensor, n_first);

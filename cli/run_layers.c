@@ -40,36 +40,15 @@ struct run {
 
 // ---- arguments ----
 
-static const char *parse_number(const char *text, uint64_t *value) {
-  char *end;
-  if (*text < '0' || *text > '9' || strlen(text) > 64)
-    return NULL;
-  *value = strtoull(text, &end, 10);
-  return end;
-}
-
 // "I..J" or "I".
 static bool parse_layers(const char *text, uint64_t *first, uint64_t *n) {
   uint64_t last;
-  const char *end = parse_number(text, first);
+  const char *end = k3_cli_number(text, first);
   last = *first;
   if (end && strncmp(end, "..", 2) == 0)
-    end = parse_number(end + 2, &last);
+    end = k3_cli_number(end + 2, &last);
   *n = last - *first + 1;
   return end && *end == '\0' && last >= *first && *n > 0;
-}
-
-static bool parse_taps(const char *text, uint64_t taps[MAX_TAPS], size_t *n) {
-  while (text && *text) {
-    if (*n == MAX_TAPS || !(text = parse_number(text, &taps[*n])) || (*text && *text != ','))
-      return false;
-    for (size_t i = 0; i < *n; i++)
-      if (taps[i] == taps[*n])
-        return false;
-    ++*n;
-    text += *text == ',';
-  }
-  return true;
 }
 
 // ---- files ----
@@ -333,7 +312,7 @@ int k3_run_layers(struct k3_cli *cli, const struct k3_run_layers *options) {
   int exit_code = 0;
   if (!parse_layers(options->layers, &run->first_layer, &run->n_layers))
     exit_code = k3_cli_usage(cli, "--layers takes I..J or I, not \"%s\"", options->layers);
-  else if (!parse_taps(options->taps, run->taps, &run->n_taps))
+  else if (!k3_cli_numbers(options->taps, run->taps, MAX_TAPS, &run->n_taps))
     exit_code = k3_cli_usage(cli, "--taps takes different numbers of layers, separated by commas, not \"%s\"", options->taps);
   else if (k3_ranks_meet(&options->ranks, &run->ranks, &err) == K3_OK && open_model(run, &err) == K3_OK && open_states(run, &err) == K3_OK &&
            alloc_outputs(run, &err) == K3_OK && agree_on_work(run, &err) == K3_OK && k3_ranks_run(&run->ranks, run_rank, run, &err) == K3_OK &&

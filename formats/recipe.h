@@ -26,7 +26,8 @@
 //     view        {"name": "model.context_kv_proj", "shard": "{i}"}: the same rows a second time, without a byte
 //     role        "core" (default), "optional", "borrowed"
 //     tp          "replicate" (default), "column", "row", "vocab"
-//     reduce_into image module of the norm that completes a row-parallel product's sums: "{i+1}" is the next layer, " | " as in dims
+//     reduce_into image module of the norm that completes a row-parallel product's sums: "{i+1}" is the next layer, " | " as in dims; "output" where
+//                 something else than a norm reads it
 //     outer       true: also accepted (and stored) outside the root, as lm_head is
 //     bare        true: the name is whole, no root stands before it (vision towers); `into` is then the same name
 //     when        {"fc_norm": true}: the module exists only if the config field (absent counts as false, an object as true) has this value

@@ -11,13 +11,14 @@ enum { MAX_LAYERS = 1 << 16 };
 
 // ---- from a manifest ----
 
-// `pattern` with {i} and {i+1} replaced; other indexes stay. Returns false when it does not fit.
-static bool expand(const char *pattern, size_t nbytes, uint64_t layer, char *dst, size_t capacity) {
+// `pattern` with {i} or {k} and {i+1} replaced; other indexes stay. Returns false when it does not fit.
+static bool expand(const char *pattern, size_t nbytes, uint64_t number, char *dst, size_t capacity) {
   size_t n = 0;
   for (size_t i = 0; i < nbytes;) {
-    bool same = nbytes - i >= 3 && memcmp(pattern + i, "{i}", 3) == 0, next = nbytes - i >= 5 && memcmp(pattern + i, "{i+1}", 5) == 0;
+    bool same = nbytes - i >= 3 && (memcmp(pattern + i, "{i}", 3) == 0 || memcmp(pattern + i, "{k}", 3) == 0);
+    bool next = nbytes - i >= 5 && memcmp(pattern + i, "{i+1}", 5) == 0;
     if (same || next) {
-      n += (size_t)snprintf(dst + n, n < capacity ? capacity - n : 0, "%llu", (ull)(layer + next));
+      n += (size_t)snprintf(dst + n, n < capacity ? capacity - n : 0, "%llu", (ull)(number + next));
       i += same ? 3 : 5;
     } else {
       if (n < capacity)
@@ -54,28 +55,46 @@ struct builder {
   struct k3_error *err;
 };
 
-// The first alternative that exists, kept in the arena; *same_layer: its pattern has {i} itself. Behind the last layer of the model there is no next
-// one.
-static enum k3_status choose_norm(struct builder *b, const char *alternatives, uint64_t layer, const char *producer, const char **norm,
-                                  bool *same_layer) {
+// Whether a norm pattern lies in the producer's own layer or block.
+static bool is_own(const char *pattern, size_t nbytes) {
+  return memmem(pattern, nbytes, "{i}", 3) || memmem(pattern, nbytes, "{k}", 3);
+}
+
+static size_t alternative_nbytes(const char *alternatives) {
+  const char *end = strstr(alternatives, " | ");
+  return end ? (size_t)(end - alternatives) : strlen(alternatives);
+}
+
+// Where a branch stands: `number` takes the place of {i} or {k}.
+struct place {
+  uint64_t layer, number;
+  bool is_block, by_k;
+};
+
+// The first alternative that exists, kept in the arena. Behind the last layer of the model there is no next one, and only a block's own norms are its
+// norms: without one *norm stays NULL.
+static enum k3_status choose_norm(struct builder *b, const char *alternatives, const struct place *place, const char *producer, const char **norm) {
   char name[1024];
   for (const char *at = alternatives; at;) {
-    const char *end = strstr(at, " | ");
-    size_t nbytes = end ? (size_t)(end - at) : strlen(at);
-    bool next_layer = memmem(at, nbytes, "{i+1}", 5) != NULL;
-    if (!(next_layer && layer + 1 >= b->n_layers) && expand(at, nbytes, layer, name, sizeof name) && module_exists(b->exists, b->ctx, name)) {
-      *same_layer = memmem(at, nbytes, "{i}", 3) != NULL;
+    const size_t nbytes = alternative_nbytes(at);
+    const bool next_layer = memmem(at, nbytes, "{i+1}", 5) != NULL;
+    const bool usable = place->is_block ? is_own(at, nbytes) : !(next_layer && place->layer + 1 >= b->n_layers);
+    if (usable && expand(at, nbytes, place->number, name, sizeof name) && module_exists(b->exists, b->ctx, name)) {
       *norm = k3_arena_strndup(&b->stack->arena, name, strlen(name), b->err);
       return *norm ? K3_OK : K3_NO_MEMORY;
     }
-    at = end ? end + 3 : NULL;
+    at = at[nbytes] ? at + nbytes + 3 : NULL;
   }
+  if (place->is_block && !is_own(alternatives, alternative_nbytes(alternatives)))
+    return K3_OK;
   return k3_fail(b->err, K3_BAD_INPUT, K3_IMG01, NULL, producer, alternatives, "none of the norms that could complete this sum is in the image");
 }
 
-// The norm that begins a layer: what {i+1} is behind the layer before. NULL when there is none.
-static const char *first_norm(struct builder *b, const struct k3_manifest_pair *map, size_t n_map, uint64_t layer) {
+// The norm that begins a layer: what {i+1} is behind the layer before; of a block that {k} counts, what is called like it beside the norm `beside`.
+// NULL when there is none.
+static const char *first_norm(struct builder *b, const struct k3_manifest_pair *map, size_t n_map, const struct place *place, const char *beside) {
   char name[1024], pattern[1024];
+  const char *dot = beside ? strrchr(beside, '.') : NULL;
   for (size_t m = 0; m < n_map; m++) {
     const char *next = strstr(map[m].value, "{i+1}");
     if (!next)
@@ -83,53 +102,57 @@ static const char *first_norm(struct builder *b, const struct k3_manifest_pair *
     const char *begin = map[m].value, *bar;
     while ((bar = strstr(begin, " | ")) && bar < next)
       begin = bar + 3;
-    bar = strstr(begin, " | ");
-    snprintf(pattern, sizeof pattern, "%.*s{i}%.*s", (int)(next - begin), begin, (int)((bar ? bar : begin + strlen(begin)) - next - 5), next + 5);
-    if (expand(pattern, strlen(pattern), layer, name, sizeof name) && module_exists(b->exists, b->ctx, name))
+    const char *behind = next + strlen("{i+1}");
+    const int n_behind = (int)alternative_nbytes(behind);
+    if (!place->by_k)
+      snprintf(pattern, sizeof pattern, "%.*s{i}%.*s", (int)(next - begin), begin, n_behind, behind);
+    else
+      snprintf(pattern, sizeof pattern, "%.*s%.*s", dot ? (int)(dot - beside) : 0, dot ? beside : "", n_behind, behind);
+    if (expand(pattern, strlen(pattern), place->number, name, sizeof name) && module_exists(b->exists, b->ctx, name))
       return k3_arena_strndup(&b->stack->arena, name, strlen(name), b->err);
   }
   return NULL;
 }
 
-// Whether a norm pattern lies in the producer's own layer.
-static bool is_in_layer(const char *alternatives) {
-  return strstr(alternatives, "{i}") != NULL;
-}
-
-static enum k3_status add_branch(struct builder *b, const struct k3_manifest_pair *map, size_t n_map, size_t m, uint64_t layer, const char *name) {
+static enum k3_status add_branch(struct builder *b, const struct k3_manifest_pair *map, size_t n_map, size_t m, const struct place *place,
+                                 const char *name) {
   struct k3_stack *stack = b->stack;
-  struct k3_sum sum = {.layer = layer}, *last = stack->n_sums > 0 ? &stack->sums[stack->n_sums - 1] : NULL;
-  bool same_layer = false, prediction = layer >= b->n_layers;
-  if (!prediction || is_in_layer(map[m].value))
-    K3_TRY(choose_norm(b, map[m].value, layer, name, &sum.norm, &same_layer));
+  struct k3_sum sum = {.layer = place->layer}, *last = stack->n_sums > 0 ? &stack->sums[stack->n_sums - 1] : NULL;
+  K3_TRY(choose_norm(b, map[m].value, place, name, &sum.norm));
   // Shared and routed experts: one norm takes both.
-  if (last && last->layer == layer && (sum.norm && last->norm ? strcmp(last->norm, sum.norm) == 0 : last->norm == sum.norm))
+  if (last && last->layer == sum.layer && (sum.norm && last->norm ? strcmp(last->norm, sum.norm) == 0 : last->norm == sum.norm))
     return K3_OK;
-  if (!last || (prediction && last->layer != layer))
-    sum.starts = first_norm(b, map, n_map, layer);
+  if (!last || (place->is_block && last->layer != sum.layer))
+    sum.starts = first_norm(b, map, n_map, place, sum.norm);
   sum.producer = k3_arena_strndup(&stack->arena, name, strlen(name), b->err);
   if (!sum.producer)
     return K3_NO_MEMORY;
   bool moe = strstr(name, ".experts") || strstr(name, "_experts") || strstr(name, "moe");
-  sum.kind = same_layer ? K3_SUM_ATTENTION : moe ? K3_SUM_MOE : K3_SUM_DENSE;
+  sum.kind = is_own(map[m].value, alternative_nbytes(map[m].value)) ? K3_SUM_ATTENTION : moe ? K3_SUM_MOE : K3_SUM_DENSE;
   K3_TRY(k3_grow(&stack->sums, &b->capacity, stack->n_sums + 1, sizeof *stack->sums, b->err));
   stack->sums[stack->n_sums++] = sum;
   return K3_OK;
 }
 
-static enum k3_status add_layers(struct builder *b, const struct k3_manifest_pair *map, size_t n_map) {
+// The layers that {i} counts, or the blocks that {k} counts.
+static enum k3_status add_layers(struct builder *b, const struct k3_manifest_pair *map, size_t n_map, bool by_k) {
+  uint64_t n_before = by_k && b->n_layers != K3_ALL_LAYERS ? b->n_layers : 0;
+  if (by_k && b->stack->n_sums > 0 && b->stack->sums[b->stack->n_sums - 1].layer >= n_before)
+    n_before = b->stack->sums[b->stack->n_sums - 1].layer + 1;
   bool any = true;
-  for (uint64_t layer = 0; any && layer < MAX_LAYERS; layer++) {
+  for (uint64_t number = 0; any && number < MAX_LAYERS; number++) {
+    const struct place place = {n_before + number, number, by_k || number >= b->n_layers, by_k};
     any = false;
     for (size_t m = 0; m < n_map; m++) {
       char name[1024];
-      bool of_layer = strstr(map[m].key, "{i}") != NULL;
-      if ((!of_layer && layer > 0) || !expand(map[m].key, strlen(map[m].key), layer, name, sizeof name) || !module_exists(b->exists, b->ctx, name))
+      const bool of_block = strstr(map[m].key, "{k}") != NULL, counted = of_block || strstr(map[m].key, "{i}");
+      if (of_block != by_k || (!counted && number > 0) || !expand(map[m].key, strlen(map[m].key), number, name, sizeof name) ||
+          !module_exists(b->exists, b->ctx, name))
         continue;
       any = true;
-      K3_TRY(add_branch(b, map, n_map, m, layer, name));
-      if (layer < b->n_layers)
-        b->stack->n_layers = layer + 1;
+      K3_TRY(add_branch(b, map, n_map, m, &place, name));
+      if (!place.is_block)
+        b->stack->n_layers = number + 1;
     }
   }
   return K3_OK;
@@ -139,7 +162,9 @@ enum k3_status k3_stack_from_map(const struct k3_manifest_pair *map, size_t n_ma
                                  struct k3_stack *stack, struct k3_error *err) {
   struct builder b = {stack, 0, n_layers, exists, ctx, err};
   *stack = (struct k3_stack){0};
-  enum k3_status status = add_layers(&b, map, n_map);
+  enum k3_status status = add_layers(&b, map, n_map, false);
+  if (status == K3_OK)
+    status = add_layers(&b, map, n_map, true);
   if (status != K3_OK)
     k3_stack_free(stack);
   return status;

@@ -95,11 +95,11 @@ struct k3_reduction_plan {
 typedef bool (*k3_module_exists_fn)(void *ctx, const char *module);
 
 // The stack of a manifest's reductions map: for every {i} the producers that exist, in the map's order, and the first of a norm's alternatives
-// (separated by " | ") that exists. A branch whose norm lies in its own layer is an attention, one with ".experts" or "moe" in its name an MoE. IMG01
-// when no alternative exists. On failure *stack is empty. The manifest's strings are copied.
-//   n_layers  the layers of the model itself, K3_ALL_LAYERS if nothing else carries layer names; those behind are prediction (MTP) blocks, each a
-//   stream
-//             of its own, whose output something else than a norm reads
+// (separated by " | ") that exists. A branch whose first alternative lies in its own layer is an attention, one with ".experts" or "moe" in its name
+// an MoE. IMG01 when no alternative exists. On failure *stack is empty. The manifest's strings are copied.
+// Prediction (MTP) blocks are the layers behind the model's own, and those that {k} counts. Each is a stream of its own; of its norms only those count
+// that are the block's ({i} or {k}), and where none is, something else reads what it puts out.
+//   n_layers  the layers of the model itself, K3_ALL_LAYERS if nothing else carries layer names
 #define K3_ALL_LAYERS UINT64_MAX
 enum k3_status k3_stack_from_map(const struct k3_manifest_pair *map, size_t n_map, uint64_t n_layers, k3_module_exists_fn exists, void *ctx,
                                  struct k3_stack *stack, struct k3_error *err);

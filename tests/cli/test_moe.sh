@@ -33,6 +33,37 @@ done
 [ -s "$work/a.names" ] || complain "inspect lists no names"
 cmp -s "$work/a.names" "$work/b.names" || complain "the native spelling gives other names in the image"
 
+# inspect --reductions: the first layer, the last one, stages, prediction modules, taps, experts on own rows; asked for and what it comes to.
+"$K3PACK" synth "$work/r" --preset m3-tiny-mtp --quiet && "$K3PACK" convert "$work/r" -o "$work/r.k3p" --quiet 2>/dev/null
+shows() {  # text, options...
+  text=$1
+  shift
+  for source in "$work/r" "$work/r.k3p"; do
+    "$K3PACK" inspect "$source" --reductions "$@" >"$work/out" 2>"$work/err" || complain "--reductions $*: $(cat "$work/err")"
+    grep -qF -- "$text" "$work/out" || complain "--reductions $* does not say \"$text\""
+  done
+}
+block=model.mtp.layers.0.transformer_layer
+shows "whole      embedding -> model.layers.0.input_layernorm" --tp 2
+shows "deferred   model.layers.0.mlp.down_proj -> model.layers.1.input_layernorm" --tp 2
+shows "deferred   model.layers.3.block_sparse_moe.experts.w2 -> model.norm" --tp 8
+shows "whole      the prediction block's input -> $block.input_layernorm" --tp 2
+shows "deferred   $block.self_attn.o_proj -> $block.post_attention_layernorm" --tp 2
+shows "immediate  $block.block_sparse_moe.experts.w2 -> output" --tp 2
+shows "tap        the stream after 2 layers, once it is complete" --tp 2 --taps 0,2
+shows "tp 2, pp 1: 9 all-reduces deferred into norms, 1 at once;" --tp 2 --taps 0,1,2,3,4
+shows "           -- end of stage 0 --" --tp 2 --pp 2
+shows "immediate  model.layers.3.block_sparse_moe.experts.w2 -> model.norm" --tp 2 --pp 2
+shows "scattered  model.layers.1.self_attn.o_proj -> model.layers.1.post_attention_layernorm" --tp 2 --sequence-parallel
+shows "gathered   model.norm" --tp 2 --sequence-parallel
+shows "no experts on own rows" --tp 2 --pp 2 --sequence-parallel
+shows "nothing is partial" --tp 1
+[ "$("$K3PACK" inspect "$work/r" --reductions --tp 2 --taps 0,1,2,3,4 2>/dev/null | grep -c '^tap ')" = 4 ] || complain "not every tap is listed once"
+shows '"effective": false' --tp 2 --pp 2 --sequence-parallel --json
+shows '"after_layers": 4' --tp 2 --taps 4 --json
+shows '"reduces": false' --tp 2 --json
+shows '"norm": null' --tp 2 --json
+
 # A drafter of the published geometry and its target, both holes: the plan takes embed_tokens and lm_head from the one shard that holds them.
 if [ "${K3PACK_BUILD##*/}" = release ]; then
   "$K3PACK" synth "$work/draft" --preset k3-dspark --sparse --quiet && "$K3PACK" synth "$work/target" --preset kimi-k3 --quiet || complain "synth fails"
@@ -41,5 +72,12 @@ if [ "${K3PACK_BUILD##*/}" = release ]; then
   done
   "$K3PACK" convert "$work/draft" --target "$work/target" --dry-run >"$work/plan" 2>"$work/err" || complain "--target kimi-k3: $(cat "$work/err")"
   grep -q 'language_model.lm_head.weight' "$work/plan" || complain "the plan does not name the target's lm_head"
+fi
+if [ "${K3PACK_BUILD##*/}" = release ]; then
+  # DeepSeek's last layer goes to the final norm, its prediction layer to the norm of the shared head (rule D6).
+  "$K3PACK" synth "$work/v32" --preset deepseek-v3.2 --quiet && "$K3PACK" inspect "$work/v32" --reductions --tp 8 >"$work/out" 2>"$work/err"
+  grep -q 'deferred  *model.layers.60.mlp.experts.w2 -> model.norm ' "$work/out" || complain "DeepSeek-V3.2's last layer: $(tail -n 4 "$work/out")"
+  grep -q 'deferred  *model.layers.61.mlp.experts.w2 -> model.layers.61.shared_head.norm ' "$work/out" || complain "its prediction layer"
+  grep -q '^tp 8, pp 1: 124 all-reduces deferred into norms, 0 at once' "$work/out" || complain "its sums: $(tail -n 1 "$work/out")"
 fi
 exit $bad

@@ -276,6 +276,69 @@ static void prediction_blocks_begin_and_end_on_their_own(void **state) {
   k3_stack_free(&stack);
 }
 
+static bool with_blocks(void *ctx, const char *module) {
+  unsigned layer;
+  return strcmp(module, "m.norm") == 0 || (sscanf(module, "m.mtp.%u.", &layer) == 1 && layer < 2) ||
+         (sscanf(module, "m.%u.", &layer) == 1 && layer < 3 && (layer == 2) >= (strstr(module, "head_norm") != NULL) && !strstr(module, "mtp")) ||
+         ctx;
+}
+
+// The layer behind the model's own has a norm for what it puts out (DeepSeek's rule D6: "its reduction is fused into shared_head.norm"); the model's
+// last layer goes to the final norm all the same. Blocks that {k} counts are found too; "output" is no norm, so that they reduce at once (MiniMax's
+// M7).
+static void prediction_blocks_have_norms_of_their_own(void **state) {
+  (void)state;
+  static const struct k3_manifest_pair map[] = {{"m.{i}.o_proj", "m.{i}.post_norm"},
+                                                {"m.{i}.experts.w2", "m.{i+1}.in_norm | m.norm | m.{i}.head_norm"},
+                                                {"m.mtp.{k}.o_proj", "m.mtp.{k}.post_norm"},
+                                                {"m.mtp.{k}.experts.w2", "output"}};
+  struct k3_stack stack;
+  struct k3_reduction_plan plan;
+  assert_int_equal(k3_stack_from_map(map, 4, 2, with_blocks, NULL, &stack, NULL), K3_OK);
+  assert_int_equal(stack.n_layers, 2);
+  assert_int_equal(stack.n_sums, 10);
+  static const struct {
+    const char *producer, *norm, *starts;
+    uint64_t layer;
+    enum k3_sum_kind kind;
+  } rows[] = {
+      {"m.0.o_proj", "m.0.post_norm", "m.0.in_norm", 0, K3_SUM_ATTENTION},
+      {"m.0.experts.w2", "m.1.in_norm", NULL, 0, K3_SUM_MOE},
+      {"m.1.o_proj", "m.1.post_norm", NULL, 1, K3_SUM_ATTENTION},
+      {"m.1.experts.w2", "m.norm", NULL, 1, K3_SUM_MOE},
+      {"m.2.o_proj", "m.2.post_norm", "m.2.in_norm", 2, K3_SUM_ATTENTION},
+      {"m.2.experts.w2", "m.2.head_norm", NULL, 2, K3_SUM_MOE},
+      {"m.mtp.0.o_proj", "m.mtp.0.post_norm", "m.mtp.0.in_norm", 3, K3_SUM_ATTENTION},
+      {"m.mtp.0.experts.w2", NULL, NULL, 3, K3_SUM_MOE},
+      {"m.mtp.1.o_proj", "m.mtp.1.post_norm", "m.mtp.1.in_norm", 4, K3_SUM_ATTENTION},
+      {"m.mtp.1.experts.w2", NULL, NULL, 4, K3_SUM_MOE},
+  };
+  for (size_t s = 0; s < stack.n_sums; s++) {
+    const struct k3_sum *sum = &stack.sums[s];
+    assert_string_equal(sum->producer, rows[s].producer);
+    assert_string_equal(sum->norm ? sum->norm : "-", rows[s].norm ? rows[s].norm : "-");
+    assert_string_equal(sum->starts ? sum->starts : "-", rows[s].starts ? rows[s].starts : "-");
+    assert_int_equal(sum->layer, rows[s].layer);
+    assert_int_equal(sum->kind, rows[s].kind);
+  }
+  assert_int_equal(k3_reduction_plan_make(&stack, &(struct k3_parallel){.tp = 2, .pp = 1}, &plan, NULL), K3_OK);
+  assert_int_equal(plan.n_deferred, 8);
+  assert_int_equal(plan.n_immediate, 2);
+  k3_reduction_plan_free(&plan);
+  // Experts on own rows of a block that something else reads: gathered before it is handed out; a plan without that is refused.
+  for (size_t s = 0; s < stack.n_sums; s++)
+    stack.sums[s].sequence_parallel = stack.sums[s].kind == K3_SUM_MOE;
+  assert_int_equal(k3_reduction_plan_make(&stack, &(struct k3_parallel){.tp = 2, .pp = 1}, &plan, NULL), K3_OK);
+  struct k3_flow *output = &plan.steps[plan.n_steps - 1];
+  assert_true(output->kind == K3_FLOW_OUTPUT && output->gather == K3_GATHER_INPUT);
+  struct k3_error err = {0};
+  output->gather = K3_GATHER_NONE;
+  assert_int_equal(k3_reduction_plan_verify(&plan, &err), K3_BAD_INPUT);
+  assert_int_equal(err.rule, K3_RED01);
+  k3_reduction_plan_free(&plan);
+  k3_stack_free(&stack);
+}
+
 // ---- a toy of ranks that executes the steps ----
 // The stream is a vector of WIDTH; a branch of rank r is a part that no other rank's part is parallel to, so that a norm cannot hide a factor.
 
@@ -571,6 +634,7 @@ int main(void) {
       cmocka_unit_test(a_sum_without_a_norm_is_named),
       cmocka_unit_test(experts_of_one_norm_are_one_sum),
       cmocka_unit_test(prediction_blocks_begin_and_end_on_their_own),
+      cmocka_unit_test(prediction_blocks_have_norms_of_their_own),
       cmocka_unit_test(sound_plans_agree_in_numbers),
       cmocka_unit_test(mutations_are_named_and_show_in_numbers),
       cmocka_unit_test(gathers_are_followed),
