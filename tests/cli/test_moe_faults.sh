@@ -1,6 +1,7 @@
-# What people met with MiniMax-M3, DeepSeek-V3.2 and Kimi K3, and the rules that these models' checkpoints keep: one fault in a small synthetic
-# checkpoint, what check says of it, and that convert refuses what check calls an error. M3V.., DSV.., K3V.., X..: rules; "1.9 #4" and the like: known
-# faults of loaders, engines and exporters. fixtures/moe/faults.txt and rules.txt say which test carries which; that is checked at the end.
+# "The known faults of sections 1.9, 2 and 3 that concern conversion or layers are tests": what people met with MiniMax-M3, DeepSeek-V3.2 and Kimi K3
+# (1.9, 2.6, 3.8 and a number), and "the validation rules M3V, DSV, K3V and X become rules of check": one fault in a small synthetic checkpoint, what
+# check says of it, and that convert refuses what check calls an error. fixtures/moe/faults.txt and rules.txt say which test carries which; that is
+# checked at the end.
 . tests/cli/k3.sh
 python=${K3PACK_PYTHON:-python3}
 "$python" -c 'import json' 2>/dev/null || { echo "no python3 to make the faults with"; exit 77; }

@@ -33,7 +33,8 @@ make() {  # preset, dtype -> $work/<preset>, .k3p
 $check states "$work/m3" 64 8,3,1 && $check states "$work/v32" 96 8,3,1 && $check states "$work/m3.bf16" 64 8,3,1 BF16 &&
   $check states "$work/v32.bf16" 96 8,3,1 BF16 || fail "states"
 
-# Every form, all layers, each kind of layer alone; F32 within 1e-5, quantised forms on their decoded weights; a prediction block behind the layers.
+# "each layer kind equals ... (float64; F32 within 1e-5), quantised forms equal it on dequantised weights": every form, all
+# layers, each kind of layer alone; a prediction block behind the layers.
 for c in "m3-tiny m3 3" "m3-tiny-native m3 3" "m3-tiny-mxfp8 m3 3" "m3-tiny-nvfp4 m3 3" "m3-tiny-mxfp4 m3 3" "v32-tiny v32 2" "v32-tiny-128 v32 2"; do
   set -- $c
   make "$1" f32

@@ -222,6 +222,13 @@ static void router_vectors(void **state) {
   // Ties go to the lower number.
   assert_int_equal(route(&b, (const float[]){0, 0, 0, 0}, (const float[]){0, 1, 1, 1}, 4, 2, 1, 1, 2, experts, weights, NULL), K3_OK);
   assert_true(experts[0] == 1 && experts[1] == 2);
+  // So do ties of groups: of four equal ones the first two stay.
+  assert_int_equal(route(&b, (const float[8]){0}, (const float[8]){0}, 8, 4, 4, 2, 2.5F, experts, weights, NULL), K3_OK);
+  for (int k = 0; k < 4; k++)
+    assert_int_equal(experts[k], k);
+  // A group counts by the sum of its two best, not by its best: 0.9 and 0.1 come behind 0.6 and 0.6.
+  assert_int_equal(route(&b, (const float[]){0, 0, 0, 0}, (const float[]){0.9F, 0.1F, 0.6F, 0.6F}, 4, 2, 2, 1, 2, experts, weights, NULL), K3_OK);
+  assert_true(experts[0] == 2 && experts[1] == 3);
   // Scores that are not finite choose nobody.
   struct k3_error err = {0};
   assert_int_equal(route(&b, (const float[]){NAN, NAN, NAN, 0}, (const float[]){0, 0, 0, 0}, 4, 2, 1, 1, 2, experts, weights, &err), K3_BAD_INPUT);

@@ -199,11 +199,23 @@ struct counting {
   struct k3_comm comm;
   struct k3_comm *inner;
   unsigned n, n_scattered, n_gathered;
+  unsigned n_rounded;  // sums whose parts had been rounded to BF16
 };
+
+static bool all_bf16(const float *values, uint64_t n) {
+  for (uint64_t i = 0; i < n; i++) {
+    uint32_t bits;
+    memcpy(&bits, &values[i], sizeof bits);
+    if (bits & 0xFFFF)
+      return false;
+  }
+  return true;
+}
 
 static enum k3_status count_all_reduce(struct k3_comm *comm, const char *step, float *values, uint64_t n, void *stream, struct k3_error *err) {
   struct counting *c = (struct counting *)comm;
   c->n++;
+  c->n_rounded += all_bf16(values, n);
   return c->inner->ops->all_reduce(c->inner, step, values, n, stream, err);
 }
 static enum k3_status count_reduce_scatter(struct k3_comm *comm, const char *step, const float *values, uint64_t n, float *dst, void *stream,
@@ -236,12 +248,34 @@ static void each_sum_is_completed_once(void **state) {
       moe_ranks_open(&r, &f, 2, &o);
       struct counting counting[2] = {0};
       for (int i = 0; i < 2; i++) {
-        counting[i] = (struct counting){{&COUNTING, i, 2}, r.comms[i], 0, 0, 0};
+        counting[i] = (struct counting){.comm = {&COUNTING, i, 2}, .inner = r.comms[i]};
         r.moe[i]->options.comm = &counting[i].comm;
       }
       moe_ranks_run(&r);
       for (int i = 0; i < 2; i++)
         assert_int_equal(counting[i].n, 2 * r.moe[0]->options.n_layers);
+      moe_ranks_close(&r);
+    }
+    moe_close(&f);
+  }
+}
+
+// BF16: what ranks add up is not rounded before, neither where a norm completes it nor where it is completed at once.
+static void bf16_parts_are_not_rounded(void **state) {
+  (void)state;
+  static const struct moe_case *const cases[] = {&M3_BF16, &V32_BF16};
+  for (int c = 0; c < 2; c++) {
+    moe_open(&f, cases[c]);
+    for (unsigned pp = 1; pp <= 2; pp++) {
+      moe_ranks_open(&r, &f, 2, &(struct k3_moe_options){.pp = pp});
+      struct counting counting[2] = {0};
+      for (int i = 0; i < 2; i++) {
+        counting[i] = (struct counting){.comm = {&COUNTING, i, 2}, .inner = r.comms[i]};
+        r.moe[i]->options.comm = &counting[i].comm;
+      }
+      moe_ranks_run(&r);
+      for (int i = 0; i < 2; i++)
+        assert_true(counting[i].n == 2 * f.m.n_layers && counting[i].n_rounded == 0);
       moe_ranks_close(&r);
     }
     moe_close(&f);
@@ -258,7 +292,7 @@ static void own_rows_are_scattered_and_gathered_once(void **state) {
       moe_ranks_open(&r, &f, tp, &(struct k3_moe_options){.sequence_parallel = true});
       struct counting counting[MOE_MAX_RANKS] = {0};
       for (int i = 0; i < tp; i++) {
-        counting[i] = (struct counting){{&COUNTING, i, tp}, r.comms[i], 0, 0, 0};
+        counting[i] = (struct counting){.comm = {&COUNTING, i, tp}, .inner = r.comms[i]};
         r.moe[i]->options.comm = &counting[i].comm;
       }
       moe_ranks_run(&r);
@@ -317,6 +351,7 @@ static void rows_that_do_not_divide(void **state) {
 }
 
 // ---- rules broken ----
+// "each rule M1-M10 and its DeepSeek counterpart has a test that fails when the rule is broken; the partial-sum tap (DeepSeek rule D4) is caught".
 
 enum where { POST_NORM, INPUT_0, INPUT_1, INPUT_2, FINAL, O_PROJ, FFN_0, FFN_1, LAST_TAP };
 
@@ -605,6 +640,7 @@ int main(void) {
       cmocka_unit_test(requests_and_what_they_come_to),
       cmocka_unit_test(wiring_ignores_taps),
       cmocka_unit_test(each_sum_is_completed_once),
+      cmocka_unit_test(bf16_parts_are_not_rounded),
       cmocka_unit_test(own_rows_are_scattered_and_gathered_once),
       cmocka_unit_test(rows_that_do_not_divide),
       cmocka_unit_test(broken_rules_are_named_and_show_in_numbers),
