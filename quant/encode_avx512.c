@@ -1,5 +1,6 @@
 // The encoders for AVX-512 (F, BW, DQ, VL). Bit for bit the results of kernels_scalar.c. The arguments that make BF16 sources fast stand at the head
-// of encode_avx2.c; whatever they do not cover, and what is left over behind whole vectors, is done by the functions of that file.
+// of encode_avx2.c, what F32 and F16 sources take beside quotient(); whatever they do not cover, and what is left over behind whole vectors, is done
+// by the functions of that file.
 #if defined(__x86_64__)
 #include <immintrin.h>
 
@@ -149,10 +150,75 @@ static void encode_bf16_run(const uint8_t *src, size_t n, const struct e4m3_regi
     k3_encode_e4m3_avx2(K3_DTYPE_BF16, src + 2 * i, 1, 0, n - i, n - i, &region->scale, dst + i);
 }
 
+// ---- weights of F32 and F16
+
+static __m512 wide_16(enum k3_dtype dtype, const uint8_t *src) {
+  return dtype == K3_DTYPE_F32 ? _mm512_loadu_ps(src) : _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)src));
+}
+
+static __m512 magnitude_of(__m512 value) {
+  return as_float(_mm512_and_si512(as_int(value), _mm512_set1_epi32(0x7FFFFFFF)));
+}
+
+// The quotient of a 24-bit weight, as far as codes tell. It lies within 2^-46 of w/s before it is rounded, so it could only be wrong where w/s is
+// that close to the middle between a boundary of codes and the F32 number beside it. All boundaries have at most five significant bits; for these 16
+// mantissas, all 2^23 mantissas of s and every w beside the boundary the result is RN(w/s) (test_quotients_beside_boundaries goes through them).
+static __m512 quotient(__m512 magnitude, __m512 scale, __m512 inverse) {
+  __m512 q = _mm512_mul_ps(magnitude, inverse);
+  return _mm512_fmadd_ps(_mm512_fnmadd_ps(q, scale, magnitude), inverse, q);
+}
+
+// Codes of 16 quotients with the signs of their weights, in dwords.
+static __m512i e4m3_signed(__m512 magnitude, __m512 weights) {
+  __m512i codes = _mm512_sub_epi32(e4m3_codes(_mm512_min_ps(magnitude, _mm512_set1_ps(448.0f)), NULL), _mm512_set1_epi32(E4M3_OFFSET));
+  return _mm512_or_si512(codes, _mm512_and_si512(_mm512_srli_epi32(as_int(weights), 24), _mm512_set1_epi32(0x80)));
+}
+
+// Low bytes of the dwords of four vectors, in order.
+static __m512i bytes_of_4(const __m512i dwords[4]) {
+  __m512i bytes = _mm512_packus_epi16(_mm512_packs_epi32(dwords[0], dwords[1]), _mm512_packs_epi32(dwords[2], dwords[3]));
+  return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), bytes);
+}
+
+enum { NAN_OR_INF = 0x99 };  // classes of vfpclassps
+
+// 64 weights; false, and nothing written, if one of them is not finite.
+static bool e4m3_of_wide_64(enum k3_dtype dtype, const uint8_t *src, __m512 divisor, __m512 inverse, uint8_t *dst) {
+  __m512i codes[4];
+  unsigned not_finite = 0;
+  for (int i = 0; i < 4; i++) {
+    __m512 weights = wide_16(dtype, src + (dtype == K3_DTYPE_F32 ? 64 : 32) * i);
+    not_finite |= _mm512_fpclass_ps_mask(weights, NAN_OR_INF);
+    codes[i] = e4m3_signed(quotient(magnitude_of(weights), divisor, inverse), weights);
+  }
+  if (not_finite)
+    return false;
+  _mm512_storeu_si512(dst, bytes_of_4(codes));
+  return true;
+}
+
+static void encode_wide_run(enum k3_dtype dtype, const uint8_t *src, size_t n, float scale, uint8_t *dst) {
+  const __m512 divisor = _mm512_set1_ps(scale), inverse = _mm512_set1_ps(1.0f / scale);
+  size_t i = 0, elem_nbytes = k3_dtype_bits(dtype) / 8;
+  for (; scale >= FAST_SCALE_MIN && scale <= FAST_SCALE_MAX && i + 64 <= n; i += 64) {
+    const uint8_t *from = src + elem_nbytes * i;
+    if (!(dtype == K3_DTYPE_F32 ? e4m3_of_wide_64(K3_DTYPE_F32, from, divisor, inverse, dst + i)
+                                : e4m3_of_wide_64(K3_DTYPE_F16, from, divisor, inverse, dst + i)))
+      k3_encode_e4m3_avx2(dtype, from, 1, 0, 64, 64, &scale, dst + i);
+  }
+  if (i < n)
+    k3_encode_e4m3_avx2(dtype, src + elem_nbytes * i, 1, 0, n - i, n - i, &scale, dst + i);
+}
+
 void k3_encode_e4m3_avx512(enum k3_dtype dtype, const void *src, size_t n_rows, size_t stride, size_t n_cols, size_t region_cols, const float *scales,
                            uint8_t *dst) {
   if (dtype != K3_DTYPE_BF16) {
-    k3_encode_e4m3_avx2(dtype, src, n_rows, stride, n_cols, region_cols, scales, dst);
+    for (size_t row = 0; row < n_rows; row++) {
+      for (size_t col = 0; col < n_cols; col += region_cols) {
+        size_t at = row * stride + col, n_run = n_cols - col < region_cols ? n_cols - col : region_cols;
+        encode_wide_run(dtype, (const uint8_t *)src + at * (k3_dtype_bits(dtype) / 8), n_run, scales[col / region_cols], dst + at);
+      }
+    }
     return;
   }
   struct e4m3_region regions[K3_MAX_REGIONS];
@@ -264,6 +330,85 @@ static bool any_not_finite(__m512i amax_words) {
   return _mm512_cmpgt_epi32_mask(amax_words, _mm512_set1_epi32(0x7F7F)) != 0;
 }
 
+// Codes without sign of 16 quotients, by rounding to one bit as e4m3_codes does to three; 254 is added.
+enum { E2M1_OFFSET = 127 << 1 };
+static __m512i e2m1_codes(__m512 magnitude) {
+  magnitude = _mm512_min_ps(magnitude, _mm512_set1_ps(6.0f));
+  __m512i exponent = _mm512_and_si512(as_int(magnitude), _mm512_set1_epi32(0x7F800000));
+  exponent = _mm512_max_epi32(exponent, _mm512_set1_epi32(127 << 23));
+  __m512i adder = _mm512_add_epi32(exponent, _mm512_set1_epi32(22 << 23));
+  __m512i sum = as_int(_mm512_add_ps(magnitude, as_float(adder)));
+  return _mm512_add_epi32(_mm512_srli_epi32(exponent, 22), _mm512_sub_epi32(sum, adder));
+}
+
+// Codes of 16 quotients in dwords. The weights must be finite; one that is not zero has a quotient that is not zero.
+static __m512i e2m1_signed(__m512 magnitude, __m512 weights) {
+  __m512i codes = _mm512_sub_epi32(e2m1_codes(magnitude), _mm512_set1_epi32(E2M1_OFFSET));
+  __mmask16 is_negative = _mm512_cmp_ps_mask(weights, _mm512_setzero_ps(), _CMP_LT_OQ);
+  return _mm512_mask_or_epi32(codes, is_negative, codes, _mm512_set1_epi32(8));
+}
+
+// 64 codes in dwords to 32 bytes.
+static void store_pairs_64(const __m512i codes[4], uint8_t *dst) {
+  __m512i pairs = _mm512_maddubs_epi16(bytes_of_4(codes), _mm512_set1_epi16(16 << 8 | 1));
+  _mm256_storeu_si256((__m256i *)dst, _mm512_cvtepi16_epi8(pairs));
+}
+
+// Bits of the largest magnitudes of 16 blocks of 16 * n_vectors weights, in order; NaN is above everything.
+static __m512i wide_amax_16(enum k3_dtype dtype, const uint8_t *blocks, int n_vectors) {
+  const size_t vector_nbytes = dtype == K3_DTYPE_F32 ? 64 : 32;
+  __m512i rows[16], pairs[8], fours[4], eights[2];
+  for (int i = 0; i < 16; i++) {
+    const uint8_t *row = blocks + vector_nbytes * (size_t)(n_vectors * i);
+    rows[i] = as_int(magnitude_of(wide_16(dtype, row)));
+    if (n_vectors == 2) {
+      // Read in bursts too long for the processor's own prefetching, so the next 16 blocks are asked for here. Blocks of 16 gain nothing by that.
+      const char *next = (const char *)row + vector_nbytes * 32;
+      _mm_prefetch(next, _MM_HINT_T0);
+      _mm_prefetch(next + vector_nbytes, _MM_HINT_T0);
+      rows[i] = _mm512_max_epu32(rows[i], as_int(magnitude_of(wide_16(dtype, row + vector_nbytes))));
+    }
+  }
+  for (int i = 0; i < 8; i++)
+    pairs[i] = _mm512_max_epu32(_mm512_unpacklo_epi32(rows[2 * i], rows[2 * i + 1]), _mm512_unpackhi_epi32(rows[2 * i], rows[2 * i + 1]));
+  for (int i = 0; i < 4; i++)
+    fours[i] = _mm512_max_epu32(_mm512_unpacklo_epi64(pairs[2 * i], pairs[2 * i + 1]), _mm512_unpackhi_epi64(pairs[2 * i], pairs[2 * i + 1]));
+  for (int i = 0; i < 2; i++)
+    eights[i] =
+        _mm512_max_epu32(_mm512_shuffle_i64x2(fours[2 * i], fours[2 * i + 1], 0x44), _mm512_shuffle_i64x2(fours[2 * i], fours[2 * i + 1], 0xEE));
+  return _mm512_max_epu32(_mm512_shuffle_i64x2(eights[0], eights[1], 0x88), _mm512_shuffle_i64x2(eights[0], eights[1], 0xDD));
+}
+
+static bool all_finite(__m512i amax_bits) {
+  return _mm512_cmpgt_epu32_mask(amax_bits, _mm512_set1_epi32(0x7F7FFFFF)) == 0;
+}
+
+// The largest scale by which no weight of F32 that is not zero is divided to zero.
+static const float FAST_WIDE_SCALE_MAX = 1.0f;
+
+// 16 blocks; false, and nothing written, if the arguments do not hold for one of them.
+static bool nvfp4_of_wide_16(enum k3_nvfp4_mode mode, float second, enum k3_dtype dtype, const uint8_t *blocks, uint8_t *scales, uint8_t *codes) {
+  const size_t block_nbytes = dtype == K3_DTYPE_F32 ? 64 : 32;
+  __m512i amax = wide_amax_16(dtype, blocks, 1);
+  __m512 effective;
+  __m512i scale_codes = nvfp4_scales(mode, second, as_float(amax), &effective);
+  if (!all_finite(amax) || !all_within(effective, FAST_SCALE_MIN, FAST_WIDE_SCALE_MAX))
+    return false;
+  float divisors[16], inverses[16];
+  _mm512_storeu_ps(divisors, effective);
+  _mm512_storeu_ps(inverses, _mm512_div_ps(_mm512_set1_ps(1.0f), effective));
+  store_bytes_16(scale_codes, scales);
+  for (int i = 0; i < 16; i += 4) {
+    __m512i four[4];
+    for (int k = 0; k < 4; k++) {
+      __m512 weights = wide_16(dtype, blocks + block_nbytes * (size_t)(i + k));
+      four[k] = e2m1_signed(quotient(magnitude_of(weights), _mm512_set1_ps(divisors[i + k]), _mm512_set1_ps(inverses[i + k])), weights);
+    }
+    store_pairs_64(four, codes + 8 * i);
+  }
+  return true;
+}
+
 void k3_encode_nvfp4_avx512(enum k3_nvfp4_mode mode, float second, enum k3_dtype dtype, const void *src, size_t n_blocks, uint8_t *scales,
                             uint8_t *codes) {
   const uint8_t *from = src;
@@ -286,17 +431,23 @@ void k3_encode_nvfp4_avx512(enum k3_nvfp4_mode mode, float second, enum k3_dtype
     for (int i = 0; i < 16; i += 2)
       store_bytes_16(fp4_of_bf16(load(blocks + 32 * i), &thresholds, i, i + 1, false), codes + 8 * (b + (size_t)i));
   }
+  for (; dtype != K3_DTYPE_BF16 && isnormal(second) && second > 0 && b + 16 <= n_blocks; b += 16) {
+    const uint8_t *blocks = from + 16 * b * (k3_dtype_bits(dtype) / 8);
+    if (!(dtype == K3_DTYPE_F32 ? nvfp4_of_wide_16(mode, second, K3_DTYPE_F32, blocks, scales + b, codes + 8 * b)
+                                : nvfp4_of_wide_16(mode, second, K3_DTYPE_F16, blocks, scales + b, codes + 8 * b)))
+      k3_encode_nvfp4_avx2(mode, second, dtype, blocks, 16, scales + b, codes + 8 * b);
+  }
   k3_encode_nvfp4_avx2(mode, second, dtype, from + 16 * b * (k3_dtype_bits(dtype) / 8), n_blocks - b, scales + b, codes + 8 * b);
 }
 
 // ---- MX
 
-static __m512i mx_scales(enum k3_mx_mode mode, struct k3_mx_element element, __m512i amax_words) {
+static __m512i mx_scales(enum k3_mx_mode mode, struct k3_mx_element element, __m512i amax_bits) {
   uint32_t carry = mode == K3_MX_OCP ? 0 : mode == K3_MX_CEIL || mode == K3_MX_MODELOPT ? 0x007FFFFFu - element.top_mantissa : 0x00200000u;
-  __m512i bytes = _mm512_srli_epi32(_mm512_add_epi32(_mm512_slli_epi32(amax_words, 16), _mm512_set1_epi32((int)carry)), 23);
+  __m512i bytes = _mm512_srli_epi32(_mm512_add_epi32(amax_bits, _mm512_set1_epi32((int)carry)), 23);
   bytes = _mm512_sub_epi32(bytes, _mm512_set1_epi32((int)element.top_exponent));
   bytes = _mm512_min_epi32(_mm512_max_epi32(bytes, _mm512_setzero_si512()), _mm512_set1_epi32(254));
-  __mmask16 is_zero = _mm512_testn_epi32_mask(amax_words, amax_words);
+  __mmask16 is_zero = _mm512_testn_epi32_mask(amax_bits, amax_bits);
   return _mm512_mask_mov_epi32(bytes, is_zero, _mm512_set1_epi32(k3_mx_scale_byte(mode, element, 0)));
 }
 
@@ -310,8 +461,32 @@ static __m512i mx_amax_16(const uint8_t *blocks) {
   return horizontal_max_16(rows);
 }
 
-static bool mx_bytes_are_fast(__m512i bytes) {
-  return (_mm512_cmplt_epi32_mask(bytes, _mm512_set1_epi32(37)) | _mm512_cmpgt_epi32_mask(bytes, _mm512_set1_epi32(127 + 10))) == 0;
+static bool mx_bytes_are_fast(__m512i bytes, int largest) {
+  return (_mm512_cmplt_epi32_mask(bytes, _mm512_set1_epi32(37)) | _mm512_cmpgt_epi32_mask(bytes, _mm512_set1_epi32(largest))) == 0;
+}
+
+// 16 blocks of 32 weights, MXFP4 or MXFP8. Dividing by a power of two is multiplying with its reciprocal. As nvfp4_of_wide_16.
+static bool mx_of_wide_16(enum k3_mx_mode mode, bool is_fp4, enum k3_dtype dtype, const uint8_t *blocks, uint8_t *scales, uint8_t *codes) {
+  const size_t vector_nbytes = dtype == K3_DTYPE_F32 ? 64 : 32;
+  __m512i amax = wide_amax_16(dtype, blocks, 2), bytes = mx_scales(mode, is_fp4 ? K3_MX_E2M1 : K3_MX_E4M3, amax);
+  if (!all_finite(amax) || !mx_bytes_are_fast(bytes, is_fp4 ? 127 : 127 + 10))
+    return false;
+  float inverses[16];
+  _mm512_storeu_si512(inverses, _mm512_slli_epi32(_mm512_sub_epi32(_mm512_set1_epi32(254), bytes), 23));
+  store_bytes_16(bytes, scales);
+  for (int i = 0; i < 16; i += 2) {
+    __m512i four[4];
+    for (int k = 0; k < 4; k++) {
+      __m512 weights = wide_16(dtype, blocks + vector_nbytes * (size_t)(2 * i + k));
+      __m512 magnitude = _mm512_mul_ps(magnitude_of(weights), _mm512_set1_ps(inverses[i + k / 2]));
+      four[k] = is_fp4 ? e2m1_signed(magnitude, weights) : e4m3_signed(magnitude, weights);
+    }
+    if (is_fp4)
+      store_pairs_64(four, codes + 16 * i);
+    else
+      _mm512_storeu_si512(codes + 32 * i, bytes_of_4(four));
+  }
+  return true;
 }
 
 void k3_encode_mxfp4_avx512(enum k3_mx_mode mode, enum k3_dtype dtype, const void *src, size_t n_blocks, uint8_t *scales, uint8_t *codes) {
@@ -321,8 +496,8 @@ void k3_encode_mxfp4_avx512(enum k3_mx_mode mode, enum k3_dtype dtype, const voi
   size_t b = 0;
   for (; dtype == K3_DTYPE_BF16 && b + 16 <= n_blocks; b += 16) {
     const uint8_t *blocks = from + 64 * b;
-    __m512i amax = mx_amax_16(blocks), bytes = mx_scales(mode, K3_MX_E2M1, amax);
-    if (any_not_finite(amax) || !mx_bytes_are_fast(bytes)) {
+    __m512i amax = mx_amax_16(blocks), bytes = mx_scales(mode, K3_MX_E2M1, _mm512_slli_epi32(amax, 16));
+    if (any_not_finite(amax) || !mx_bytes_are_fast(bytes, 127 + 10)) {
       k3_encode_mxfp4_avx2(mode, dtype, blocks, 16, scales + b, codes + 16 * b);
       continue;
     }
@@ -335,6 +510,12 @@ void k3_encode_mxfp4_avx512(enum k3_mx_mode mode, enum k3_dtype dtype, const voi
     for (int i = 0; i < 16; i++)
       store_bytes_16(fp4_of_bf16(load(blocks + 64 * i), &thresholds, i, i, is_modelopt), codes + 16 * (b + (size_t)i));
   }
+  for (; dtype != K3_DTYPE_BF16 && !is_modelopt && b + 16 <= n_blocks; b += 16) {
+    const uint8_t *blocks = from + 32 * b * (k3_dtype_bits(dtype) / 8);
+    if (!(dtype == K3_DTYPE_F32 ? mx_of_wide_16(mode, true, K3_DTYPE_F32, blocks, scales + b, codes + 16 * b)
+                                : mx_of_wide_16(mode, true, K3_DTYPE_F16, blocks, scales + b, codes + 16 * b)))
+      k3_encode_mxfp4_avx2(mode, dtype, blocks, 16, scales + b, codes + 16 * b);
+  }
   k3_encode_mxfp4_avx2(mode, dtype, from + 32 * b * (k3_dtype_bits(dtype) / 8), n_blocks - b, scales + b, codes + 16 * b);
 }
 
@@ -346,8 +527,8 @@ void k3_encode_mxfp8_avx512(enum k3_mx_mode mode, enum k3_dtype dtype, const voi
   size_t b = 0;
   for (; dtype == K3_DTYPE_BF16 && b + 16 <= n_blocks; b += 16) {
     const uint8_t *blocks = from + 64 * b;
-    __m512i amax = mx_amax_16(blocks), bytes = mx_scales(mode, K3_MX_E4M3, amax);
-    if (any_not_finite(amax) || !mx_bytes_are_fast(bytes)) {
+    __m512i amax = mx_amax_16(blocks), bytes = mx_scales(mode, K3_MX_E4M3, _mm512_slli_epi32(amax, 16));
+    if (any_not_finite(amax) || !mx_bytes_are_fast(bytes, 127 + 10)) {
       k3_encode_mxfp8_avx2(mode, dtype, blocks, 16, scales + b, codes + 32 * b);
       continue;
     }
@@ -360,6 +541,12 @@ void k3_encode_mxfp8_avx512(enum k3_mx_mode mode, enum k3_dtype dtype, const voi
       const float pair[2] = {k3_f32_from_e8m0(scales[i]), k3_f32_from_e8m0(scales[i + 1])};
       k3_encode_e4m3_avx2(dtype, from + 64 * i, 1, 0, 64, 32, pair, codes + 32 * i);
     }
+  }
+  for (; dtype != K3_DTYPE_BF16 && b + 16 <= n_blocks; b += 16) {
+    const uint8_t *blocks = from + 32 * b * (k3_dtype_bits(dtype) / 8);
+    if (!(dtype == K3_DTYPE_F32 ? mx_of_wide_16(mode, false, K3_DTYPE_F32, blocks, scales + b, codes + 32 * b)
+                                : mx_of_wide_16(mode, false, K3_DTYPE_F16, blocks, scales + b, codes + 32 * b)))
+      k3_encode_mxfp8_avx2(mode, dtype, blocks, 16, scales + b, codes + 32 * b);
   }
   k3_encode_mxfp8_avx2(mode, dtype, from + 32 * b * (k3_dtype_bits(dtype) / 8), n_blocks - b, scales + b, codes + 32 * b);
 }

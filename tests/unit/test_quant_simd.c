@@ -305,6 +305,132 @@ static void test_mx(void **state) {
   }
 }
 
+// `value` moved by up to four F32 numbers and given a sign, as a weight.
+static void store_near(enum k3_dtype dtype, void *dst, size_t i, float value) {
+  uint64_t random = random_u64();
+  float near = k3_f32_from_bits((k3_f32_bits(value) + (uint32_t)(random % 9) - 4) ^ (uint32_t)(random >> 32 & 0x80000000u));
+  k3_quant_store_float(dtype, dst, i, near);
+}
+
+// F32 and F16 weights on and beside the boundaries between two E4M3 codes times the scale, subnormal codes and saturation included: there a quotient
+// that is off by its last bit gives another code.
+static void test_e4m3_wide(void **state) {
+  (void)state;
+  enum { N = 127 * 10 };
+  static uint8_t src[4 * N], ours[N], scalar[N];
+  for (int s = 0; s < 3000; s++) {
+    enum k3_dtype dtype = s % 4 == 3 ? K3_DTYPE_F16 : K3_DTYPE_F32;
+    uint32_t exponent = dtype == K3_DTYPE_F16 ? 105 + (uint32_t)s % 30 : s % 3 ? 100 + (uint32_t)s % 30 : (uint32_t)(random_u64() % 256);
+    float scale = k3_f32_from_bits(exponent << 23 | (uint32_t)(random_u64() & 0x7FFFFF));
+    if (s % 50 == 49)
+      scale = k3_f32_from_bits(ODD_SCALES[s / 50 % N_ODD_SCALES]);
+    for (size_t i = 0; i < N; i++) {
+      uint8_t code = (uint8_t)(i % 127);
+      float boundary = code == 126 ? 464.0f : 0.5f * (k3_f32_from_e4m3(code) + k3_f32_from_e4m3((uint8_t)(code + 1)));
+      store_near(dtype, src, i, boundary * scale);
+    }
+    encode_run(SCALAR, dtype, src, N, scale, scalar);
+    FOR_EVERY_TABLE {
+      encode_run(table, dtype, src, N, scale, ours);
+      assert_same("encode_e4m3 of F32 and F16 near boundaries", level, ours, scalar, N);
+    }
+  }
+}
+
+// F32 weights beside every boundary that E4M3 and E2M1 have, for many of the 2^23 mantissas of a scale: the quotients on which a division without
+// division could fail. K3PACK_EXHAUSTIVE=1 takes all of them, in a minute.
+static void test_quotients_beside_boundaries(void **state) {
+  (void)state;
+  enum { N = 16 * 8 };
+  float weights[N];
+  uint8_t ours[N], scalar[N];
+  uint32_t step = getenv("K3PACK_EXHAUSTIVE") ? 1 : 97;
+  for (uint32_t mantissa = 0; mantissa < 0x800000; mantissa += step) {
+    float scale = k3_f32_from_bits(115u << 23 | mantissa);
+    for (uint32_t i = 0; i < N; i++) {
+      float boundary = ldexpf((float)(16 + i / 8), (int)(mantissa + i) % 8 - 8) * scale;
+      weights[i] = k3_f32_from_bits(k3_f32_bits(boundary) + i % 8 - 3);
+    }
+    encode_run(SCALAR, K3_DTYPE_F32, weights, N, scale, scalar);
+    FOR_EVERY_TABLE {
+      encode_run(table, K3_DTYPE_F32, weights, N, scale, ours);
+      assert_same("encode_e4m3 beside a boundary", level, ours, scalar, N);
+    }
+  }
+}
+
+// F32 and F16 blocks on and beside the boundaries of their own scale, for second scales and magnitudes inside and outside of the fast range.
+static void test_fp4_wide(void **state) {
+  (void)state;
+  enum { BLOCKS = 40 };
+  static uint8_t src[4 * 32 * BLOCKS];
+  for (int round = 0; round < 6000; round++) {
+    enum k3_dtype dtype = round % 4 == 3 ? K3_DTYPE_F16 : K3_DTYPE_F32;
+    enum k3_nvfp4_mode mode = (enum k3_nvfp4_mode)(round / 2 % 2);
+    uint32_t exponent = round % 10 == 9 ? (uint32_t)(random_u64() % 256) : (uint32_t)(mode ? 105 : 135) + (uint32_t)(random_u64() % 8);
+    float second = k3_f32_from_bits(exponent << 23 | (uint32_t)(random_u64() & 0x7FFFFF));
+    for (size_t b = 0; b < BLOCKS; b++) {
+      uint32_t top = round % 7 == 6 ? (uint32_t)(random_u64() % 255) : 108 + (uint32_t)(random_u64() % 16);
+      float amax = k3_f32_from_bits(top << 23 | (uint32_t)(random_u64() & 0x7FFFFF)), effective;
+      k3_nvfp4_block(mode, second, amax, &effective);
+      for (size_t i = 0; i < 16; i++) {
+        float value = BOUNDARIES[(i + b) % 7] * fabsf(effective);
+        if (i == b % 16)
+          k3_quant_store_float(dtype, src, 16 * b + i, amax);
+        else if (round % 11 == 10 && i % 4 == 0)
+          k3_quant_store_float(dtype, src, 16 * b + i, i % 8 ? -0x1p-149f : -0.0f);  // the smallest weight there is, and none
+        else
+          store_near(dtype, src, 16 * b + i, value > amax ? amax : value);
+      }
+    }
+    FOR_EVERY_TABLE {
+      reset_outputs();
+      table->encode_nvfp4(mode, second, dtype, src, BLOCKS, scale_out[0], out[0]);
+      SCALAR->encode_nvfp4(mode, second, dtype, src, BLOCKS, scale_out[1], out[1]);
+      assert_same("encode_nvfp4 scales of F32 and F16", level, scale_out[0], scale_out[1], sizeof scale_out[0]);
+      assert_same("encode_nvfp4 of F32 and F16", level, out[0], out[1], sizeof out[0]);
+    }
+  }
+}
+
+// The same for MX, whose scales are powers of two, in all modes.
+static void test_mx_wide(void **state) {
+  (void)state;
+  enum { BLOCKS = 20 };
+  static uint8_t src[4 * 32 * BLOCKS];
+  for (int round = 0; round < 2000; round++) {
+    enum k3_dtype dtype = round % 4 == 3 ? K3_DTYPE_F16 : K3_DTYPE_F32;
+    for (size_t b = 0; b < BLOCKS; b++) {
+      uint32_t top = round % 3 == 0 ? (uint32_t)(random_u64() % 255) : 108 + (uint32_t)(random_u64() % 16);
+      float amax = k3_f32_from_bits(top << 23 | (uint32_t)(random_u64() & 0x7FFFFF)), scale = k3_f32_from_bits((top > 2 ? top - 2 : 1) << 23);
+      for (size_t i = 0; i < 32; i++) {
+        uint8_t code = (uint8_t)(random_u64() % 126);
+        float eighth = 0.5f * (k3_f32_from_e4m3(code) + k3_f32_from_e4m3((uint8_t)(code + 1))) * 0x1p-6f;
+        float value = (round % 2 ? BOUNDARIES[(i + b) % 7] : eighth) * scale;
+        if (i == b)
+          k3_quant_store_float(dtype, src, 32 * b + i, amax);
+        else if (round % 11 == 10 && i % 4 == 0)
+          k3_quant_store_float(dtype, src, 32 * b + i, i % 8 ? -0x1p-149f : -0.0f);
+        else
+          store_near(dtype, src, 32 * b + i, value > amax ? amax : value);
+      }
+    }
+    for (enum k3_mx_mode mode = K3_MX_DEFAULT; mode <= K3_MX_MODELOPT; mode++) {
+      FOR_EVERY_TABLE {
+        reset_outputs();
+        table->encode_mxfp4(mode, dtype, src, BLOCKS, scale_out[0], out[0]);
+        SCALAR->encode_mxfp4(mode, dtype, src, BLOCKS, scale_out[1], out[1]);
+        assert_same("encode_mxfp4 scales of F32 and F16", level, scale_out[0], scale_out[1], sizeof scale_out[0]);
+        assert_same("encode_mxfp4 of F32 and F16", level, out[0], out[1], sizeof out[0]);
+        reset_outputs();
+        table->encode_mxfp8(mode, dtype, src, BLOCKS, scale_out[0], out[0]);
+        SCALAR->encode_mxfp8(mode, dtype, src, BLOCKS, scale_out[1], out[1]);
+        assert_same("encode_mxfp8 of F32 and F16", level, out[0], out[1], sizeof out[0]);
+      }
+    }
+  }
+}
+
 // Products: the same sum in every instruction set; and the sum is the one that quant/dot.h defines, written out here.
 static void test_dot(void **state) {
   (void)state;
@@ -388,6 +514,10 @@ int main(void) {
       cmocka_unit_test(test_e4m3_panels),
       cmocka_unit_test(test_nvfp4),
       cmocka_unit_test(test_mx),
+      cmocka_unit_test(test_e4m3_wide),
+      cmocka_unit_test(test_quotients_beside_boundaries),
+      cmocka_unit_test(test_fp4_wide),
+      cmocka_unit_test(test_mx_wide),
       cmocka_unit_test(test_dot),
       cmocka_unit_test(test_dot_of_schemes),
   };
