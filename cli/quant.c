@@ -40,26 +40,30 @@ static const struct k3_requant_item *sum_up(const struct k3_requant *requant, st
   return worst;
 }
 
+enum { MAX_LISTED = 200 };  // tensors that are printed one by one without --verbose
+
 void k3_quant_report(struct k3_cli *cli, const struct k3_plan *plan) {
   const struct k3_requant *requant = plan->requant;
   char name[512];
-  for (size_t i = 0; cli->verbose && i < requant->n_items; i++) {
-    const struct k3_requant_item *item = &requant->items[i];
-    const char *source = source_name(plan, item);
-    k3_cli_detail(cli, "%s: SNR %.2f dB, relative RMSE %.4f, largest error %.4g", k3_cli_name_text(name, source), k3_snr_decibel(&item->snr),
-                  k3_snr_relative_rmse(&item->snr), item->snr.max_error);
-  }
   for (size_t i = 0; i < requant->n_kept && (i < 3 || cli->verbose); i++)
     k3_cli_note(cli, "stays plain: %s (columns no multiple of %u)", k3_cli_name_text(name, requant->kept[i]), requant->scheme.block_cols);
   if (requant->n_kept > 3 && !cli->verbose)
     k3_cli_note(cli, "stays plain: %zu weights in all", requant->n_kept);
   if (cli->quiet)
     return;
+  bool is_listed = cli->verbose || requant->n_items <= MAX_LISTED;
+  if (is_listed)
+    printf("      SNR  relative RMSE  largest error  weight\n");
+  for (size_t i = 0; is_listed && i < requant->n_items; i++) {
+    const struct k3_requant_item *item = &requant->items[i];
+    printf("%6.2f dB  %13.4f  %13.4g  %s\n", k3_snr_decibel(&item->snr), k3_snr_relative_rmse(&item->snr), item->snr.max_error,
+           k3_cli_name_text(name, source_name(plan, item)));
+  }
   struct k3_snr total;
   const struct k3_requant_item *worst = sum_up(requant, &total);
-  const char *source = source_name(plan, worst);
-  printf("%zu weights to %s: SNR %.2f dB, relative RMSE %.4f; worst %.2f dB, %s\n", requant->n_items, k3_scheme_name(requant->scheme.scheme),
-         k3_snr_decibel(&total), k3_snr_relative_rmse(&total), k3_snr_decibel(&worst->snr), k3_cli_name_text(name, source));
+  printf("%zu weights to %s: SNR %.2f dB, relative RMSE %.4f; worst %.2f dB, %s%s\n", requant->n_items, k3_scheme_name(requant->scheme.scheme),
+         k3_snr_decibel(&total), k3_snr_relative_rmse(&total), k3_snr_decibel(&worst->snr), k3_cli_name_text(name, source_name(plan, worst)),
+         is_listed ? "" : " (--verbose lists them all)");
 }
 
 static void put_snr(struct k3_jsonw *json, const struct k3_snr *snr) {

@@ -9,6 +9,7 @@ quantise.py flip SRC DIR TENSOR    a copy whose tensor has another sign in its l
 quantise.py unfused SRC DIR        shapes and names of a compressed-tensors NVFP4 export against its BF16 source; scales shared over the component
 quantise.py decode CT MO           both dialects of one image decode to the same values within one rounding; says the largest relative difference
 quantise.py rmse JSON LOW HIGH     relative RMSE of `convert --json` within bounds
+quantise.py account TEXT JSON      the SNR of every weight and their summary in the text of `convert` are those of its JSON
 """
 import json
 import math
@@ -183,6 +184,19 @@ def rmse(path, low, high):
     told = json.load(open(path))["quant"]
     assert float(low) <= told["relative_rmse"] <= float(high), told["relative_rmse"]
     assert abs(told["snr_db"] + 20 * math.log10(told["relative_rmse"])) < 1e-9
+
+
+def account(text, told):
+    lines, told = open(text).read().splitlines(), json.load(open(told))["quant"]
+    printed = {line.split()[-1]: line.split() for line in lines if " dB  " in line}
+    assert sorted(printed) == sorted(t["tensor"] for t in told["tensors"]) and len(printed) == 22, sorted(printed)
+    for t in told["tensors"]:
+        decibel, _, rmse, error, _ = printed[t["tensor"]]
+        assert abs(float(decibel) - t["snr_db"]) < 0.0051 and abs(float(rmse) - t["relative_rmse"]) < 0.000051, (printed[t["tensor"]], t)
+        assert abs(float(error) - t["max_error"]) < 0.001 * t["max_error"], (printed[t["tensor"]], t)
+    worst = max(told["tensors"], key=lambda t: t["relative_rmse"])
+    summary = f'22 weights to nvfp4: SNR {told["snr_db"]:.2f} dB, relative RMSE {told["relative_rmse"]:.4f}; worst {worst["snr_db"]:.2f} dB, {worst["tensor"]}'
+    assert summary in lines, (summary, lines)
 
 
 if __name__ == "__main__":
