@@ -326,13 +326,24 @@ static void close_side(struct side *s) {
   test_engine_free(s->engine);
 }
 
+// One step between two marks, with cold caches; a time that is none is a failure.
 static void run_side(struct side *s, const struct step *step, uint64_t n) {
   const struct k3_backend_ops *ops = s->engine->backend->ops;
+  double seconds;
+  if (ops->chill)
+    must(s, ops->chill(s->exec, NULL, &s->err));
   if (ops->begin)
     must(s, ops->begin(s->exec, NULL, &s->err));
+  must(s, ops->mark(s->exec, 0, &s->err));
   step->run(s, n);
+  must(s, ops->mark(s->exec, 1, &s->err));
   if (ops->end)
     must(s, ops->end(s->exec, NULL, &s->err));
+  must(s, ops->elapsed(s->exec, 0, 1, &seconds, &s->err));
+  if (!(seconds > 0 && seconds < 600)) {
+    printf("FAILED: %s is said to take %g s\n", step->name, seconds);
+    exit(1);
+  }
 }
 
 static void read_output(struct side *s, unsigned i, double *values) {
@@ -394,6 +405,12 @@ int main(int argc, char **argv) {
     test_model_create(&model, &MODELS[k].scheme, MODELS[k].variant, 9 + k);
     open_side(&cpu, &model, "cpu");
     open_side(&cuda, &model, "cuda");
+    double bandwidth;
+    must(&cuda, cuda.engine->backend->ops->bandwidth(cuda.exec, &bandwidth, &cuda.err));
+    if (!(bandwidth > 1e6)) {
+      printf("FAILED: a copy within the device is said to move %g bytes a second\n", bandwidth);
+      return 1;
+    }
     for (size_t i = 0; i < sizeof STEPS / sizeof STEPS[0]; i++) {
       const float *tolerance = model.weights.all_f32 ? STEPS[i].f32 : STEPS[i].bf16;
       double worst = 0;
