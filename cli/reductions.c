@@ -263,12 +263,14 @@ int k3_inspect_reductions(struct k3_cli *cli, const struct k3_ckpt *ckpt, const 
   if (ckpt->image.bytes && ckpt->image.manifest.tp_size > 0)
     status = k3_fail(&err, K3_UNSUPPORTED, K3_RULE_NONE, ckpt->source, NULL, "the whole image, or the checkpoint",
                      "one file of an image that was cut for %u ranks", ckpt->image.manifest.tp_size);
-  else if (ckpt->image.bytes && (status = check_image_width(&ckpt->image, parallel.tp, asked->sequence_parallel, &err)) == K3_OK)
-    status = k3_stack_from_map(ckpt->image.manifest.reductions, ckpt->image.manifest.n_reductions, k3_manifest_n_layers(&ckpt->image.manifest),
-                               header_has, (void *)(uintptr_t)&ckpt->image, &stack, &err);
-  else if (!ckpt->image.bytes)
+  else if (ckpt->image.bytes)
+    status = check_image_width(&ckpt->image, parallel.tp, asked->sequence_parallel, &err);
+  else
     // Experts on own rows are whole: what else cannot be cut, the image says.
     status = stack_of_checkpoint(ckpt, asked->sequence_parallel ? 1 : parallel.tp, &stack, &findings, &err);
+  if (status == K3_OK && ckpt->image.bytes)
+    status = k3_stack_from_map(ckpt->image.manifest.reductions, ckpt->image.manifest.n_reductions, k3_manifest_n_layers(&ckpt->image.manifest),
+                               header_has, (void *)(uintptr_t)&ckpt->image, &stack, &err);
   for (size_t s = 0; s < stack.n_sums; s++)
     stack.sums[s].sequence_parallel = asked->sequence_parallel && stack.sums[s].kind == K3_SUM_MOE;
   if (status == K3_OK)
