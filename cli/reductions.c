@@ -259,7 +259,7 @@ int k3_inspect_reductions(struct k3_cli *cli, const struct k3_ckpt *ckpt, const 
   }
   int exit_code = 0;
   const struct k3_parallel parallel = {.tp = (uint32_t)tp, .pp = (uint32_t)pp, .tap = K3_TAP_BEHIND_NORM, .taps = taps, .n_taps = n_behind_layers};
-  enum k3_status status;
+  enum k3_status status = K3_OK;
   if (ckpt->image.bytes && ckpt->image.manifest.tp_size > 0)
     status = k3_fail(&err, K3_UNSUPPORTED, K3_RULE_NONE, ckpt->source, NULL, "the whole image, or the checkpoint",
                      "one file of an image that was cut for %u ranks", ckpt->image.manifest.tp_size);
