@@ -147,7 +147,7 @@ static void kimi_k3_by_its_recipe(void **state) {
   assert_int_equal(t.linear_elems / 2 + t.n_scales_32 + 2 * (t.n_elems - t.linear_elems) + 2 * t.n_wide, UINT64_C(1560860324864));
 }
 
-// "The tiny fixtures have exactly the counts of the page": tensors and bytes of every small preset, which are also the published ones of these fixtures.
+// "The tiny fixtures have exactly the counts of the page": tensors and bytes of every small preset.
 static void tiny_presets_have_their_counts(void **state) {
   (void)state;
   static const struct {
