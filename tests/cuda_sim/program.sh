@@ -10,7 +10,7 @@ fail() {
   echo "FAILED  $*"
   failed=1
 }
-export K3PACK_CUDA_PLUGIN=$sim/plain/libk3pack_cuda.so
+export K3PACK_CUDA_PLUGIN="$sim/plain/libk3pack_cuda.so"
 case=fixtures/dspark/tiny_bf16
 in=$case/scenario.safetensors
 "$build/k3pack" convert $case/draft --target $case/target -o "$work/image" --crc --quiet || fail "convert"
