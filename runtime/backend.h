@@ -38,7 +38,9 @@ struct k3_backend_ops {
                           struct k3_error *err);
   enum k3_status (*exec_create)(struct k3_backend *backend, const struct k3_exec_options *options, struct k3_exec **exec, struct k3_error *err);
   void (*exec_destroy)(struct k3_exec *exec);
-  // (optional) Around the steps of one append or draft, for a backend that records them once and replays them.
+  // (optional) Around the steps of one append or draft, for a backend that records them once and replays them. Both may fail with what a step found
+  // wrong in its inputs (positions, slots, anchors, block tables: K3_BAD_ARGUMENT as from the step of a backend that sees them, see
+  // k3_session_append).
   enum k3_status (*begin)(struct k3_exec *exec, void *stream, struct k3_error *err);
   enum k3_status (*end)(struct k3_exec *exec, void *stream, struct k3_error *err);
 #define K3_BACKEND_STEPS(X) \

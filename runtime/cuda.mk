@@ -30,10 +30,13 @@ $(B)/runtime/cuda/%.host.o: runtime/cuda/%.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS_ALL) -isystem $(CUDA_INCLUDE) -isystem $(CUBLASLT_INCLUDE) -MMD -MP -c -o $@ $<
 
+# nvcc takes no file called *.so.2, which is all that a Python package has; the linker finds it by its exact name.
+cuda_library = $(if $(1),-L$(dir $(1)) -l:$(notdir $(1)) -Xlinker -rpath=$(dir $(1)))
+
 $(B)/libk3pack_cuda.so: $(CUDA_OBJ) $(B)/libk3pack.a runtime/cuda/exports.map
-	$(NVCC) -shared -cudart static $(CUDA_ARCHS) -o $@ $(CUDA_OBJ) $(B)/libk3pack.a $(CUBLASLT_LIBRARY) $(NCCL_LIBRARY) \
-	  -Xlinker --version-script=runtime/cuda/exports.map -Xlinker -rpath=$(dir $(CUBLASLT_LIBRARY)) \
-	  $(if $(NCCL_LIBRARY),-Xlinker -rpath=$(dir $(NCCL_LIBRARY))) $(if $(filter 1,$(STATIC)),$(shell $(CC) -print-file-name=libz.a),-lz)
+	$(NVCC) -shared -cudart static $(CUDA_ARCHS) -o $@ $(CUDA_OBJ) $(B)/libk3pack.a $(call cuda_library,$(CUBLASLT_LIBRARY)) \
+	  $(call cuda_library,$(NCCL_LIBRARY)) -Xlinker --version-script=runtime/cuda/exports.map \
+	  $(if $(filter 1,$(STATIC)),-Xlinker -Bstatic -lz -Xlinker -Bdynamic,-lz)
 
 cuda-resources: $(CUDA_OBJ)
 	sh runtime/cuda/resources.sh $(CUDA_KERNELS:%.cu=$(B)/%.cu.log)

@@ -57,7 +57,7 @@ struct k3_engine_info {
   double start_seconds, load_seconds;
   uint64_t load_nbytes;
   unsigned load_reads;  // reads that were under way at a time
-  char identity[65];  // the image's seal, hex
+  char identity[65];    // the image's seal, hex
 };
 
 // Opens an image: maps it, checks header, manifest and seal (IMG01, IMG02, IMG03), binds the weights. A tensor that is missing or has another shape
@@ -113,8 +113,11 @@ struct k3_context {
   struct k3_array states;       // out, optional: [n, H] F32, the combined taps
   struct k3_array rows;         // out, optional: [L, n, E] F32 (rows of all layers at row_nbytes), the rows as they are before the cache rounds them
 };
-// Positions at or above the limit are clamped to limit - 1. A slot outside the cache is K3_BAD_ARGUMENT on a CPU.
-//   stream  NULL on a CPU, where the call is done when it returns; else the stream that orders it
+// Positions at or above the limit are clamped to limit - 1. A position below 0 and a slot beyond the cache are K3_BAD_ARGUMENT, and so are in a draft
+// an anchor outside the model's limit, more keys than the session has room for, and a block table without a block of the cache for a position below m
+// + T. Where the host does not see them, on a device, nothing is written for them, and it is told when the steps are done: by the call itself, or
+// with a stream of the caller by the session's next call.
+//   stream  NULL on a CPU, and on a device when the call is to be done when it returns; else the stream that orders it
 K3_API enum k3_status k3_session_append(struct k3_session *session, const struct k3_cache *cache, const struct k3_context *context, void *stream,
                                         struct k3_error *err);
 

@@ -82,17 +82,17 @@ test-sim: all sim-builds
 $(B)/gpu_test_%: tests/kernels/test_%.c tests/kernels/model.c $(B)/libk3pack.a
 	$(CC) $(CFLAGS_ALL) $(LDFLAGS_ALL) -o $@ $< tests/kernels/model.c $(B)/libk3pack.a $(LIBS)
 
-test-gpu: all cuda $(B)/gpu_test_forward $(B)/gpu_test_steps
+test-gpu: all cuda $(B)/gpu_test_forward $(B)/gpu_test_refusals $(B)/gpu_test_steps
 	sh tests/kernels/run_gpu.sh $(B)
 .PHONY: test-gpu
 
 # What a machine with GPUs needs, made on one without: no compiler, no headers, no network there. `make -C build/carry test-gpu bench-gpu`.
 #help   carry          a folder build/carry to copy to a GPU machine: STATIC=1 program, plug-in and tests, with test-gpu and bench-gpu of its own
 CARRY      := build/carry
-CARRIED    := build/release/k3pack build/release/libk3pack.so build/release/libk3pack_cuda.so build/release/gpu_test_forward build/release/gpu_test_steps
+CARRIED    := build/release/k3pack build/release/libk3pack.so build/release/libk3pack_cuda.so build/release/gpu_test_forward build/release/gpu_test_refusals build/release/gpu_test_steps
 CARRY_TREE := tests/kernels/run_gpu.sh tests/kernels/golden.sh tests/bench/gpu fixtures/dspark fixtures/gen
 carry:
-	$(MAKE) STATIC=1 B=build/static all cuda build/static/gpu_test_forward build/static/gpu_test_steps
+	$(MAKE) STATIC=1 B=build/static all cuda build/static/gpu_test_forward build/static/gpu_test_refusals build/static/gpu_test_steps
 	rm -rf $(CARRY)
 	mkdir -p $(CARRY)/build/release
 	cp $(CARRIED:build/release/%=build/static/%) $(CARRY)/build/release/

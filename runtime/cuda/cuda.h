@@ -48,6 +48,7 @@ struct k3_exec {
   uint64_t max_rows;   // of its context steps
   struct k3_cuda_graph graphs[K3_CUDA_MAX_GRAPHS];
   uint64_t n_calls;
+  uint64_t *refused;  // pinned host memory: what a kernel found wrong (enum k3_cuda_refusal)
   // Device scratch.
   struct k3_cuda_maximum *maxima;  // [max_requests, vocabulary chunks]
   uint32_t *tickets;               // [max_requests]

@@ -91,9 +91,32 @@ static enum k3_status capture(struct k3_exec *exec, struct k3_cuda_graph **resul
   return K3_OK;
 }
 
+// What a kernel found wrong, once.
+static enum k3_status check_refused(struct k3_exec *exec, struct k3_error *err) {
+  const uint64_t word = __atomic_exchange_n(exec->refused, 0, __ATOMIC_RELAXED);
+  const unsigned which = (unsigned)(word & UINT32_MAX);
+  switch ((enum k3_cuda_refusal)(word >> 32)) {
+    case K3_CUDA_BAD_POSITION:
+      return k3_fail(err, K3_BAD_ARGUMENT, K3_RULE_NONE, NULL, "positions", "0 or more", "row %u has a position below 0", which);
+    case K3_CUDA_BAD_SLOT:
+      return k3_fail(err, K3_BAD_ARGUMENT, K3_RULE_NONE, NULL, "slots", "-1, or a slot of the cache", "row %u has a slot beyond the cache", which);
+    case K3_CUDA_BAD_ANCHOR:
+      return k3_fail(err, K3_BAD_ARGUMENT, K3_RULE_NONE, NULL, "anchor_positions", "0 up to the model's limit", "request %u has its anchor elsewhere",
+                     which);
+    case K3_CUDA_TOO_MANY_KEYS:
+      return k3_fail(err, K3_BAD_ARGUMENT, K3_RULE_NONE, NULL, "anchor_positions", "a session with larger max_keys",
+                     "request %u needs more keys than the session has room for, %llu", which, (unsigned long long)exec->options.max_keys);
+    case K3_CUDA_BAD_TABLE:
+      return k3_fail(err, K3_BAD_ARGUMENT, K3_RULE_NONE, NULL, "block_tables", "a block of the cache for every position below m + T",
+                     "request %u has none for some position", which);
+  }
+  return K3_OK;
+}
+
 enum k3_status k3_cuda_begin(struct k3_exec *exec, void *stream, struct k3_error *err) {
   (void)stream;
   K3_TRY(k3_cuda_use(exec->backend, err));
+  K3_TRY(check_refused(exec, err));  // of an earlier call in the caller's stream, if it is done
   exec->nbytes = 0;
   exec->max_rows = 0;
   exec->n_sums %= 2;  // goes on where the last call stopped: the other ranks may still read its last half
@@ -116,7 +139,10 @@ enum k3_status k3_cuda_end(struct k3_exec *exec, void *caller_stream, struct k3_
     graph->last_use = exec->n_calls;
     K3_TRY(k3_cuda_check(cudaGraphLaunch(graph->exec, stream), "replaying the step", err));
   }
-  return caller_stream ? K3_OK : k3_cuda_check(cudaStreamSynchronize(exec->stream), "running the step", err);
+  if (caller_stream)
+    return K3_OK;
+  K3_TRY(k3_cuda_check(cudaStreamSynchronize(exec->stream), "running the step", err));
+  return check_refused(exec, err);
 }
 
 enum k3_status k3_cuda_grow(void *memory_ptr, size_t *capacity, size_t nbytes, struct k3_error *err) {
@@ -147,6 +173,7 @@ void k3_cuda_exec_destroy(struct k3_exec *exec) {
   for (size_t i = 0; i < exec->n_marks; i++)
     cudaEventDestroy(exec->marks[i]);
   k3_free(exec->marks);
+  cudaFreeHost(exec->refused);
   k3_cuda_peers_destroy(exec->peers);
   if (exec->stream)
     cudaStreamDestroy(exec->stream);
@@ -188,6 +215,8 @@ static enum k3_status create(struct k3_exec *exec, struct k3_error *err) {
     return k3_fail(err, K3_BAD_ARGUMENT, K3_RULE_NONE, NULL, NULL, "a smaller session", "%llu requests are too many",
                    (unsigned long long)options->max_requests);
   K3_TRY(k3_cuda_check(cudaStreamCreateWithFlags(&exec->stream, cudaStreamNonBlocking), "creating a stream", err));
+  K3_TRY(k3_cuda_check(cudaMallocHost((void **)&exec->refused, sizeof *exec->refused), "taking pinned memory", err));
+  *exec->refused = 0;
   K3_TRY(backend->base.ops->alloc(&backend->base, n_maxima * sizeof *exec->maxima, &memory, err));
   exec->maxima = memory;
   K3_TRY(backend->base.ops->alloc(&backend->base, options->max_requests * sizeof *exec->tickets, &memory, err));

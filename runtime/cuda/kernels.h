@@ -100,6 +100,9 @@ struct k3_cuda_add_norm {
 };
 cudaError_t k3_cuda_launch_add_norm(const struct k3_cuda_add_norm *p, cudaStream_t stream);
 
+// What a kernel finds wrong in what the host cannot see, told in one word of host memory: why << 32 | number of the row or request. 0: nothing.
+enum k3_cuda_refusal { K3_CUDA_BAD_POSITION = 1, K3_CUDA_BAD_SLOT, K3_CUDA_BAD_ANCHOR, K3_CUDA_TOO_MANY_KEYS, K3_CUDA_BAD_TABLE };
+
 // Latent norm, rotation and insert. Context rows: kv [layers, n, E], every layer at once. Block rows: one layer, kv = projected rows behind Rq
 // columns of query latents, which are normed into q_a.
 struct k3_cuda_insert {
@@ -110,6 +113,7 @@ struct k3_cuda_insert {
   struct k3_cuda_cache caches[K3_CUDA_MAX_LAYERS];
   struct k3_cuda_rope rope;
   const int64_t *positions, *slots;
+  uint64_t *refused;  // of context rows
   uint64_t slots_layer_stride, max_positions;
   float *out_f32;
   uint64_t out_row_nbytes, out_layer_nbytes;
@@ -124,6 +128,7 @@ struct k3_cuda_begin {
   struct k3_cuda_cache cache;
   const int64_t *anchor_ids, *anchor_positions;
   const int32_t *block_tables;
+  uint64_t *refused;
   int64_t *positions, *slots, *n_keys;
   void *residual;
   uint64_t max_positions, max_keys, max_blocks, n_blocks, vocab_size, mask_token_id;

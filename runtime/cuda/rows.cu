@@ -45,6 +45,16 @@ __global__ void add_norm_kernel(const __grid_constant__ k3_cuda_add_norm p) {
   norm_row(residual, p.width, p.gain, p.eps, slots, static_cast<A *>(p.out) + begin, out_f32);
 }
 
+// Any refusal of a call will do, so it needs no order; it is one store, so that it is whole.
+__device__ static void refuse(uint64_t *refused, k3_cuda_refusal why, uint32_t which) {
+  const uint64_t word = static_cast<uint64_t>(why) << 32 | which;
+#if defined(K3_CUDA_SIM)
+  __atomic_store_n(refused, word, __ATOMIC_RELAXED);
+#else
+  *static_cast<volatile uint64_t *>(refused) = word;
+#endif
+}
+
 // Block (row, layer).
 template <class A>
 __global__ void insert_kernel(const __grid_constant__ k3_cuda_insert p) {
@@ -59,6 +69,10 @@ __global__ void insert_kernel(const __grid_constant__ k3_cuda_insert p) {
     out_f32 = reinterpret_cast<float *>(reinterpret_cast<uint8_t *>(p.out_f32) + row * p.out_row_nbytes + layer * p.out_layer_nbytes);
   norm_row(kv, p.latent_rank, p.gains[layer], p.eps, slots, kv, out_f32);
   int64_t position = p.positions[row];
+  if (position < 0 && p.refused) {
+    refuse(p.refused, K3_CUDA_BAD_POSITION, row);
+    return;
+  }
   if (position >= static_cast<int64_t>(p.max_positions))
     position = static_cast<int64_t>(p.max_positions) - 1;
   for (uint32_t i = threadIdx.x; i < p.rope.n_pairs; i += blockDim.x) {
@@ -73,6 +87,8 @@ __global__ void insert_kernel(const __grid_constant__ k3_cuda_insert p) {
   }
   const int64_t slot = p.slots[layer * p.slots_layer_stride + row];
   const k3_cuda_cache &cache = p.caches[layer];
+  if (slot >= 0 && static_cast<uint64_t>(slot) >= cache.n_slots && p.refused)
+    refuse(p.refused, K3_CUDA_BAD_SLOT, row);
   if (slot < 0 || static_cast<uint64_t>(slot) >= cache.n_slots)
     return;
   __syncthreads();
@@ -89,11 +105,30 @@ __device__ static int64_t slot_of(const k3_cuda_begin &p, const int32_t *table, 
   return static_cast<int64_t>(static_cast<uint64_t>(table[block]) * p.cache.block_size + position % p.cache.block_size);
 }
 
+// What the CPU backend refuses too: the anchor, the number of keys, a position below it without a block.
+__device__ static void check_request(const k3_cuda_begin &p, uint32_t request) {
+  const int64_t anchor = p.anchor_positions[request];
+  if (anchor < 0 || static_cast<uint64_t>(anchor) >= p.max_positions) {
+    refuse(p.refused, K3_CUDA_BAD_ANCHOR, request);
+    return;
+  }
+  const uint64_t end = static_cast<uint64_t>(anchor) + p.block_width, n_keys = end < p.max_positions ? end : p.max_positions;
+  if (n_keys > p.max_keys) {
+    refuse(p.refused, K3_CUDA_TOO_MANY_KEYS, request);
+    return;
+  }
+  for (uint64_t position = threadIdx.x * static_cast<uint64_t>(p.cache.block_size); position < n_keys; position += blockDim.x * p.cache.block_size)
+    if (slot_of(p, p.block_tables + request * p.max_blocks, position) < 0)
+      refuse(p.refused, K3_CUDA_BAD_TABLE, request);
+}
+
 // Block: one row of the block forward.
 template <class A>
 __global__ void begin_kernel(const __grid_constant__ k3_cuda_begin p) {
   const uint32_t row = blockIdx.x, request = row / p.block_width, j = row % p.block_width;
   int64_t anchor = p.anchor_positions[request];
+  if (j == 0)
+    check_request(p, request);
   if (anchor < 0)
     anchor = 0;
   const uint64_t position = static_cast<uint64_t>(anchor) + j;

@@ -282,6 +282,7 @@ enum k3_status k3_cuda_context_insert(struct k3_exec *exec, const struct k3_cont
     insert->positions = p->positions;
     insert->slots = p->slots + first * p->slots_layer_stride;
     insert->slots_layer_stride = p->slots_layer_stride;
+    insert->refused = exec->refused;
     insert->max_positions = p->max_positions;
     insert->out_row_nbytes = p->out_row_nbytes;
     insert->out_layer_nbytes = p->out_layer_rows * p->out_row_nbytes;
@@ -306,6 +307,7 @@ enum k3_status k3_cuda_block_begin(struct k3_exec *exec, const struct k3_block_b
   begin->anchor_ids = p->anchor_ids;
   begin->anchor_positions = p->anchor_positions;
   begin->block_tables = p->block_tables;
+  begin->refused = exec->refused;
   begin->positions = p->positions;
   begin->slots = p->slots;
   begin->n_keys = p->n_keys;

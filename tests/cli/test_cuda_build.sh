@@ -100,6 +100,19 @@ env -u K3PACK_CUDA_PLUGIN "$work/bin/k3pack" run "$work/image" --input $case/sce
   fail "--backend cuda: exit $got: $(cat "$work/err")"
 "$work/bin/k3pack" run "$work/image" --input $case/scenario.safetensors -o "$work/o" --quiet || fail "--backend cpu"
 
+# "a target prints registers, spills and shared memory per kernel; 0 spill bytes", "both in the fat binary": what ptxas would say.
+told() {  # arch, spilled bytes
+  printf "ptxas info    : Compiling entry function 'kernel' for '%s'\nptxas info    : Function properties for kernel\n" "$1"
+  printf '    16 bytes stack frame, %s bytes spill stores, 0 bytes spill loads\nptxas info    : Used 40 registers, used 1 barriers, 512 bytes smem\n' "$2"
+}
+{ told sm_90a 0; told sm_100a 0; } >"$work/log"
+sh runtime/cuda/resources.sh "$work/log" >"$work/out" || fail "resources: $(cat "$work/out")"
+grep -q 'sm_90a *40 registers *512 bytes shared *16 stack *0 spilled *kernel' "$work/out" || fail "resources: $(cat "$work/out")"
+{ told sm_90a 8; told sm_100a 0; } >"$work/log"
+sh runtime/cuda/resources.sh "$work/log" >/dev/null && fail "a spill is let pass"
+told sm_90a 0 >"$work/log"
+sh runtime/cuda/resources.sh "$work/log" >/dev/null && fail "a kernel without sm_100a is let pass"
+
 # "one exported symbol": of the plug-in that the simulator's build links with the same list, and of the compiled one where there is one.
 seen=0
 for plugin in build/cuda_sim/plain/libk3pack_cuda.so "$K3PACK_BUILD/libk3pack_cuda.so"; do

@@ -14,7 +14,7 @@ log=$work/log
 invent() {  # path, body
   printf '#!/bin/sh\n%s\n' "$2" >"$1" && chmod +x "$1"
 }
-for program in gpu_test_steps gpu_test_forward; do
+for program in gpu_test_steps gpu_test_refusals gpu_test_forward; do
   invent "$work/build/$program" "echo \"$program tp \$K3_TEST_MAX_TP sums \${K3PACK_SUMS:-auto}: \$*\" >>\"$log\"; exit \$(cat \"$work/code\")"
 done
 invent "$work/build/k3pack" "echo \"k3pack \$1 rank \${RANK:-none} of \${WORLD_SIZE:-none} on \${LOCAL_RANK:-none}\" >>\"$log\"
@@ -35,6 +35,7 @@ gpus 0 0 77
 says 'no GPU here'
 gpus 1 0 ''  # golden scenarios fail on an invented program
 ran 'gpu_test_steps tp 1'
+ran 'gpu_test_refusals tp 1'
 ran 'gpu_test_forward tp 1 sums auto'
 says 'the seam to NCCL (windows, barriers, one shot, two shots, explicit sums) and ranks as processes were NOT tested'
 says 'memcheck and racecheck did NOT run'

@@ -29,6 +29,7 @@ run() {
 # Every step alone; every scheme at tp 1 and 2, BF16 and NVFP4 at 4 and 8; then work put off to the first wait, threads shuffled, blocks backwards.
 plain() {
   run test_steps plain --
+  run test_refusals plain --
   run test_forward plain --
   run test_forward plain SIM_LAZY=1 SIM_SEED=3 K3_TEST_MAX_TP=2 -- f32 "bf16 plain"
   run test_forward plain SIM_SEED=2 K3_TEST_MAX_TP=2 -- "f32 causal" "nvfp4-divide with f32"
@@ -40,6 +41,7 @@ plain() {
 sanitized() {
   run test_steps asan SIM_LAZY=1 SIM_SEED=5 --
   run test_steps tsan TSAN_OPTIONS=halt_on_error=1 SIM_SEED=1 -- "f32 odd" "nvfp4, f32"
+  run test_refusals asan SIM_LAZY=1 --
   run test_steps msan -- "f32 odd" "bf16" "mxfp4"
   run test_forward asan K3_TEST_MAX_TP=2 -- f32 bf16 f16 nvfp4-divide mxfp4 fp8-block
   run test_forward asan SIM_LAZY=1 SIM_SEED=1 K3_TEST_MAX_TP=2 -- "bf16 plain"

@@ -83,7 +83,7 @@ static void count(uint64_t Counters::*what) {
 }
 
 static CUstream_st *stream_of(cudaStream_t stream) {
-  return stream ? stream : &default_stream;
+  return stream && stream != cudaStreamLegacy ? stream : &default_stream;
 }
 
 static cudaError_t run_until(CUstream_st *stream, size_t position) {

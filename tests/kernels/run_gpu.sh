@@ -14,8 +14,9 @@ skip() { skipped="$skipped
 test-gpu: $*"; }
 export K3PACK_CUDA_PLUGIN="$PWD/$build/libk3pack_cuda.so" K3_TEST_MAX_TP="$n"
 echo "== $n GPUs"
-"$build/gpu_test_steps" || failed=1
-"$build/gpu_test_forward" || failed=1
+for test in gpu_test_steps gpu_test_refusals gpu_test_forward; do
+  "$build/$test" || failed=1
+done
 
 # The seam to NCCL (runtime/cuda/peers_nccl.cu): windows and barriers, each way to add up, and ranks that are processes.
 ranks() {
@@ -47,7 +48,9 @@ if [ -n "$sanitizer" ]; then
     tp=1
     [ $tool = memcheck ] && [ "$n" -ge 2 ] && tp=2
     echo "== compute-sanitizer $tool, up to $tp ranks"
-    "$sanitizer" --tool $tool --error-exitcode 1 "$build/gpu_test_steps" || failed=1
+    for test in gpu_test_steps gpu_test_refusals; do
+      "$sanitizer" --tool $tool --error-exitcode 1 "$build/$test" || failed=1
+    done
     K3_TEST_MAX_TP=$tp "$sanitizer" --tool $tool --error-exitcode 1 "$build/gpu_test_forward" f32 "bf16 plain" "nvfp4-divide plain" || failed=1
   done
 else
