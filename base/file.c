@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "base/alloc.h"
+#include "base/fault.h"
 
 // Linux moves at most 0x7FFFF000 bytes per call; smaller pieces also keep the process interruptible.
 enum { DEFAULT_CHUNK_NBYTES = 1 << 30 };
@@ -150,6 +151,7 @@ enum k3_status k3_map_file(const char *path, struct k3_mapping *mapping, struct 
       *mapping = (struct k3_mapping){0};
     } else {
       mapping->data = data;
+      k3_fault_watch_mapping(data, mapping->nbytes, path);
     }
   }
   close(fd);  // the mapping stays
@@ -157,8 +159,10 @@ enum k3_status k3_map_file(const char *path, struct k3_mapping *mapping, struct 
 }
 
 void k3_unmap(struct k3_mapping *mapping) {
-  if (mapping->data)
+  if (mapping->data) {
+    k3_fault_forget_mapping(mapping->data);
     munmap((void *)(uintptr_t)mapping->data, mapping->nbytes);
+  }
   *mapping = (struct k3_mapping){0};
 }
 
@@ -201,6 +205,7 @@ static enum k3_status open_locked_temp(struct k3_output *output, struct k3_error
     }
     if (still_ours(fd, output->temp_path)) {
       output->fd = fd;
+      k3_fault_watch_output(output->temp_path);
       return K3_OK;
     }
     close(fd);
@@ -274,8 +279,10 @@ static enum k3_status flush(int fd) {
 }
 
 static void output_release(struct k3_output *output) {
-  if (output->fd >= 0)
+  if (output->fd >= 0) {
+    k3_fault_forget_output(output->temp_path);
     close(output->fd);  // releases the lock
+  }
   k3_free(output->final_path);
   k3_free(output->temp_path);
   *output = (struct k3_output){.fd = -1};

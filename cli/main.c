@@ -4,6 +4,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/fault.h"
 #include "cli/verbs.h"
 
 #define K3_VERB_ENTRY(name, summary) {#name, summary, k3_cmd_##name},
@@ -33,6 +34,7 @@ static int unknown_verb(struct k3_cli *cli, const char *typed) {
 
 int main(int argc, char **argv) {
   occupy_standard_streams();
+  k3_fault_install("k3pack");
   signal(SIGXFSZ, SIG_IGN);  // a file beyond the size limit is a failed write: exit code 4, output untouched
   signal(SIGPIPE, SIG_IGN);  // a closed pipe is a failed write like any other: exit code 4
   struct k3_cli cli;

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 
 #include "base/alloc.h"
+#include "base/fault.h"
 #include "base/file.h"
 #include "temp_folder.h"
 #include "unit.h"
@@ -298,6 +299,42 @@ static void a_planted_link_is_not_followed(void **state) {
   assert_content(temp_path("victim"), "precious", 8);
 }
 
+// A file that is cut while it is mapped: an error that names it, the exit code for reading, and no unfinished output; not a crash.
+static void a_mapped_file_that_is_cut_is_an_error(void **state) {
+  (void)state;
+  const char *path = temp_path("cut\x1b"), *out = temp_path("of the cut"), *temp = temp_path(".of the cut.k3tmp");
+  unsigned char bytes[20000];
+  char said[1000];
+  int ends[2], status;
+  fill(bytes, sizeof bytes);
+  assert_int_equal(k3_write_file(path, bytes, sizeof bytes, true, NULL), K3_OK);
+  assert_int_equal(pipe(ends), 0);
+  pid_t child = fork();
+  if (child == 0) {
+    struct k3_mapping mapping, other;
+    struct k3_output output;
+    bool ready = dup2(ends[1], STDERR_FILENO) == STDERR_FILENO && k3_map_file(path, &other, NULL) == K3_OK;
+    k3_unmap(&other);
+    k3_fault_install("program");
+    ready &= k3_map_file(path, &mapping, NULL) == K3_OK && k3_output_create(&output, out, true, NULL) == K3_OK && access(temp, F_OK) == 0 &&
+             truncate(path, 5000) == 0;
+    if (!ready)
+      _exit(99);
+    _exit(((volatile const unsigned char *)mapping.data)[15000] ? 98 : 97);
+  }
+  assert_int_equal(waitpid(child, &status, 0), child);
+  close(ends[1]);
+  ssize_t n = read(ends[0], said, sizeof said - 1);
+  close(ends[0]);
+  assert_true(n > 0);
+  said[n] = '\0';
+  assert_true(WIFEXITED(status));
+  assert_int_equal(WEXITSTATUS(status), k3_status_exit_code(K3_IO));
+  assert_true(strncmp(said, "program: error: ", 16) == 0 && strstr(said, "cut\\u001B: the file was cut"));
+  assert_true(access(temp, F_OK) != 0 && access(out, F_OK) != 0);
+  assert_int_equal(unlink(path), 0);
+}
+
 static void paths_and_folders(void **state) {
   (void)state;
   char *joined = k3_path_join("dir", "name", NULL), *slash = k3_path_join("dir/", "name", NULL), *bare = k3_path_join("", "name", NULL);
@@ -329,6 +366,7 @@ int main(void) {
       cmocka_unit_test(leftovers_of_a_killed_writer_are_taken_over),
       cmocka_unit_test(a_planted_link_is_not_followed),
       cmocka_unit_test(paths_and_folders),
+      cmocka_unit_test(a_mapped_file_that_is_cut_is_an_error),
   };
   return cmocka_run_group_tests(tests, temp_folder_setup, temp_folder_teardown);
 }
