@@ -261,6 +261,14 @@ bool k3_cli_numbers(const char *text, uint64_t *values, size_t max, size_t *n) {
   return true;
 }
 
+static bool any_empty(char *const *texts, size_t n) {
+  for (size_t i = 0; i < n; i++) {
+    if (!texts[i][0])
+      return true;
+  }
+  return false;
+}
+
 bool k3_cli_parse(struct k3_cli *cli, int argc, char **argv, const struct k3_cli_help *help, const struct k3_option *options, int *exit_code) {
   bool wants_help = false, json = false;
   uint64_t n_threads = 0;
@@ -298,6 +306,8 @@ bool k3_cli_parse(struct k3_cli *cli, int argc, char **argv, const struct k3_cli
   } else if (n_operands > help->n_max) {
     k3_printable(shown, sizeof shown, operands[help->n_max], strlen(operands[help->n_max]), MAX_TYPED);
     *exit_code = k3_cli_usage(cli, "unexpected argument \"%s\"; usage: k3pack %s %s", shown, cli->verb, help->operands);
+  } else if (any_empty(operands, n_operands)) {
+    *exit_code = k3_cli_usage(cli, "an argument is an empty text; usage: k3pack %s %s", cli->verb, help->operands);
   } else if (n_threads > MAX_THREADS) {
     *exit_code = k3_cli_usage(cli, "--threads takes at most %d", MAX_THREADS);
   }

@@ -26,8 +26,13 @@ static const struct k3_cli_help help = {
         "  k3pack convert any/ -o any.k3p --recipe generic                any checkpoint, all names kept",
 };
 
-// Exit code for a checkpoint that findings refuse: 5 when it is recognised but not supported, else 3.
+// Exit code for a checkpoint that findings refuse: 5 when it is recognised but not supported, else 3. Files that cannot be read are not recognised.
 static int refusal_code(const struct k3_findings *findings) {
+  for (int rule = 1; rule < K3_RULE_COUNT; rule++) {
+    const char *id = k3_rule_info((enum k3_rule)rule)->id;
+    if (findings->n_errors_by_rule[rule] > 0 && (strncmp(id, "CNT", 3) == 0 || strncmp(id, "IDX", 3) == 0))
+      return k3_status_exit_code(K3_BAD_INPUT);
+  }
   return findings->n_errors_by_rule[K3_CFG21] > 0 ? k3_status_exit_code(K3_UNSUPPORTED) : k3_status_exit_code(K3_BAD_INPUT);
 }
 

@@ -8,7 +8,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT INT TERM
 "$K3PACK" synth "$work/draft" --preset tiny --quiet && "$K3PACK" convert "$work/draft" -o "$work/image.k3p" --quiet 2>/dev/null || exit 1
 "$python" - "$work" "$K3PACK" <<'END'
-import json, os, resource, shutil, struct, subprocess, sys, time
+import json, os, resource, shutil, socket, struct, subprocess, sys, time
 
 work, program = sys.argv[1:]
 complaints, n = [], 0
@@ -167,6 +167,86 @@ for at in [0, 3, 7, 9, 40] + list(range(10, begin + 3000, 1511)):
         n += 1
         if code not in (1, 5) and not (verb == "check" and code in (0, 3)):
             complaints.append("image with byte %d changed: %s exits with %d" % (at, verb, code))
+
+
+# What a path may lead to besides a file, and sizes that nothing backs: an answer at once that names it, never a wait, nothing left behind.
+def odd(name, place, change, codes=(3, 4)):
+    """The draft with one file changed: convert must end with one of these codes, check with 1 or 4."""
+    global n
+    path = os.path.join(work, "odd")
+    shutil.rmtree(path, ignore_errors=True)
+    shutil.copytree(os.path.join(work, "draft"), path)
+    target = os.path.join(path, place)
+    if os.path.exists(target):
+        os.remove(target)
+    change(target)
+    for args in (["check", path], ["convert", path, "-o", os.path.join(work, "out.k3p")], ["inspect", path], ["diff", path, path]):
+        n += 1
+        try:
+            done = subprocess.run([program, *args], capture_output=True, stdin=subprocess.DEVNULL, timeout=60)
+        except subprocess.TimeoutExpired:
+            complaints.append("%s: %s waits" % (name, args[0]))
+            continue
+        allowed = (1, 4) if args[0] == "check" and codes != (0,) else codes
+        if done.returncode not in allowed or (codes != (0,) and place.encode() not in done.stderr):
+            complaints.append("%s: %s exits with %d: %s" % (name, args[0], done.returncode, done.stderr[:200]))
+    left = [file for file in os.listdir(work) if file.endswith(".k3tmp") or (file == "out.k3p" and codes != (0,))]
+    if left:
+        complaints.append("%s: convert leaves %s" % (name, left))
+    if os.path.exists(os.path.join(work, "out.k3p")):
+        os.remove(os.path.join(work, "out.k3p"))
+
+
+def grow(path):
+    with open(path, "wb") as out:
+        out.truncate(1 << 40)
+
+
+def listen(path):
+    socket.socket(socket.AF_UNIX).bind(path)
+
+
+for place in ("model.safetensors", "config.json"):
+    for name, change in (("pipe", os.mkfifo), ("folder", os.mkdir), ("link to itself", lambda path: os.symlink(path, path)), ("endless device", lambda path: os.symlink("/dev/zero", path)),
+                         ("socket", listen), ("terabyte of nothing", grow)):
+        odd("%s for %s" % (name, place), place, change)
+for name, change in (("pipe", os.mkfifo), ("folder", os.mkdir), ("link to itself", lambda path: os.symlink(path, path)), ("endless device", lambda path: os.symlink("/dev/zero", path))):
+    odd("%s for a further document" % name, "tokenizer.json", change, (0,))  # convert keeps what it can of those
+for args in (["check", ""], ["check", "/dev/stdin"], ["verify", "/dev/zero"], ["convert", os.path.join(work, "draft"), "-o", "/dev/null"], ["check", "hf:a/b@../.."]):
+    n += 1
+    done = subprocess.run([program, *args], capture_output=True, stdin=subprocess.DEVNULL, timeout=60)
+    if done.returncode not in (2, 4) or not done.stderr:
+        complaints.append("%s: exit %d" % (args, done.returncode))
+# A broken file is malformed input, whatever recipe would have been asked for.
+path = os.path.join(work, "input.safetensors")
+with open(path, "wb") as out:
+    out.write(raw("[" * 1000))
+code, _, _ = run("convert", path, "-o", os.path.join(work, "out.k3p"))
+if code != 3:
+    complaints.append("a broken header without a recipe: convert exits with %d" % code)
+# Torn: a checkpoint, an image and a scenario cut all along. No cut may be taken for the whole.
+with open("fixtures/demo/scenario.safetensors", "rb") as source:
+    scenario = source.read()
+subprocess.run([program, "synth", os.path.join(work, "target"), "--preset", "tiny-target", "--quiet"], check=True)
+borrowed, torn = os.path.join(work, "borrowed.k3p"), os.path.join(work, "torn.safetensors")
+subprocess.run([program, "convert", os.path.join(work, "draft"), "--target", os.path.join(work, "target"), "-o", borrowed, "--quiet"], check=True)
+with open(borrowed, "rb") as source:
+    whole_image = source.read()
+for whole, what in ((weights, "draft"), (whole_image, "image"), (scenario, "scenario")):
+    front = 8 + struct.unpack("<Q", whole[:8])[0]
+    for cut in sorted({*range(0, front + 512, 512), *range(front, len(whole), max(512, len(whole) // 24 // 512 * 512)), len(whole) - 1}):
+        if cut >= len(whole):
+            continue
+        with open(torn, "wb") as out:
+            out.write(whole[:cut])
+        out_path = os.path.join(work, "torn.out")
+        for args, codes in {"draft": [(["check", torn, "--recipe", "generic"], (1,)), (["convert", torn, "--recipe", "generic", "-o", out_path], (3,))],
+                            "image": [(["verify", torn], (1,)), (["run", torn, "--input", "fixtures/demo/scenario.safetensors", "-o", out_path], (3,))],
+                            "scenario": [(["run", borrowed, "--input", torn, "-o", out_path], (3,))]}[what]:
+            n += 1
+            code, _, _ = run(*args)
+            if code not in codes or os.path.exists(out_path):
+                complaints.append("%s cut to %d bytes: %s exits with %d" % (what, cut, args[0], code))
 print("%d inputs, %d complaints" % (n, len(complaints)))
 for line in complaints[:40]:
     print(line)
