@@ -21,37 +21,38 @@ static enum k3_status vector(struct layer_binder *b, struct k3_vector *v, uint64
   return k3_bind_vector(b->binder, v, n, name_of(b, suffix));
 }
 
-static enum k3_status matrix(struct layer_binder *b, struct k3_matrix *w, uint64_t n_rows, uint64_t n_cols, uint64_t n_units, const char *suffix) {
-  return k3_bind_matrix(b->binder, w, &n_rows, 1, n_cols, n_units, name_of(b, suffix));
+static enum k3_status matrix(struct layer_binder *b, struct k3_matrix *w, uint64_t n_rows, uint64_t n_cols, uint64_t n_units, enum k3_tp_rule tp,
+                             const char *suffix) {
+  return k3_bind_matrix(b->binder, w, &n_rows, 1, n_cols, n_units, tp, name_of(b, suffix));
 }
 
-static enum k3_status pair(struct layer_binder *b, struct k3_matrix *w, uint64_t n_first, uint64_t n_second, const char *suffix) {
+static enum k3_status pair(struct layer_binder *b, struct k3_matrix *w, uint64_t n_first, uint64_t n_second, enum k3_tp_rule tp, const char *suffix) {
   const uint64_t rows[2] = {n_first, n_second};
-  return k3_bind_matrix(b->binder, w, rows, 2, b->m->hidden_size, 0, name_of(b, suffix));
+  return k3_bind_matrix(b->binder, w, rows, 2, b->m->hidden_size, 0, tp, name_of(b, suffix));
 }
 
 static enum k3_status bind_gqa(struct layer_binder *b, struct k3_moe_layer *layer) {
   const struct k3_moe_model *m = b->m;
   const uint64_t H = m->hidden_size, D = m->head_dim;
-  K3_TRY(matrix(b, &layer->q_proj, m->n_heads * D, H, m->n_heads, "self_attn.q_proj"));
+  K3_TRY(matrix(b, &layer->q_proj, m->n_heads * D, H, m->n_heads, K3_TP_COLUMN, "self_attn.q_proj"));
   b->binder->repeat_units = true;  // more ranks than key heads: neighbours hold the same head
-  K3_TRY(matrix(b, &layer->k_proj, m->n_kv_heads * D, H, m->n_kv_heads, "self_attn.k_proj"));
-  K3_TRY(matrix(b, &layer->v_proj, m->n_kv_heads * D, H, m->n_kv_heads, "self_attn.v_proj"));
+  K3_TRY(matrix(b, &layer->k_proj, m->n_kv_heads * D, H, m->n_kv_heads, K3_TP_COLUMN, "self_attn.k_proj"));
+  K3_TRY(matrix(b, &layer->v_proj, m->n_kv_heads * D, H, m->n_kv_heads, K3_TP_COLUMN, "self_attn.v_proj"));
   b->binder->repeat_units = false;
   K3_TRY(vector(b, &layer->q_norm, D, "self_attn.q_norm.weight"));
   K3_TRY(vector(b, &layer->k_norm, D, "self_attn.k_norm.weight"));
-  return matrix(b, &layer->o_proj, H, m->n_heads * D, m->n_heads, "self_attn.o_proj");
+  return matrix(b, &layer->o_proj, H, m->n_heads * D, m->n_heads, K3_TP_ROW, "self_attn.o_proj");
 }
 
 static enum k3_status bind_mla(struct layer_binder *b, struct k3_moe_layer *layer) {
   const struct k3_moe_model *m = b->m;
   const uint64_t P = m->qk_nope_head_dim, R = m->qk_rope_head_dim, Vd = m->v_head_dim, N = m->n_heads;
-  K3_TRY(pair(b, &layer->qkv_a, m->q_lora_rank, m->kv_lora_rank + R, "self_attn.fused_qkv_a_proj"));
+  K3_TRY(pair(b, &layer->qkv_a, m->q_lora_rank, m->kv_lora_rank + R, K3_TP_REPLICATE, "self_attn.fused_qkv_a_proj"));
   K3_TRY(vector(b, &layer->q_a_norm, m->q_lora_rank, "self_attn.q_a_layernorm.weight"));
   K3_TRY(vector(b, &layer->kv_a_norm, m->kv_lora_rank, "self_attn.kv_a_layernorm.weight"));
-  K3_TRY(matrix(b, &layer->q_b, N * (P + R), m->q_lora_rank, N, "self_attn.q_b_proj"));
-  K3_TRY(matrix(b, &layer->kv_b, N * (P + Vd), m->kv_lora_rank, N, "self_attn.kv_b_proj"));
-  return matrix(b, &layer->o_proj, m->hidden_size, N * Vd, N, "self_attn.o_proj");
+  K3_TRY(matrix(b, &layer->q_b, N * (P + R), m->q_lora_rank, N, K3_TP_COLUMN, "self_attn.q_b_proj"));
+  K3_TRY(matrix(b, &layer->kv_b, N * (P + Vd), m->kv_lora_rank, N, K3_TP_COLUMN, "self_attn.kv_b_proj"));
+  return matrix(b, &layer->o_proj, m->hidden_size, N * Vd, N, K3_TP_ROW, "self_attn.o_proj");
 }
 
 // A stack of n_each * X siblings as one matrix for each expert.
@@ -70,7 +71,7 @@ static enum k3_status share_out(struct layer_binder *b, const struct k3_matrix *
   return K3_OK;
 }
 
-static enum k3_status bind_stack(struct layer_binder *b, unsigned n_each, uint64_t n_rows, uint64_t n_cols, const char *suffix,
+static enum k3_status bind_stack(struct layer_binder *b, unsigned n_each, uint64_t n_rows, uint64_t n_cols, enum k3_tp_rule tp, const char *suffix,
                                  struct k3_matrix **experts) {
   const unsigned n_shards = n_each * (unsigned)b->m->n_experts;
   struct k3_matrix stack = {0};
@@ -79,7 +80,7 @@ static enum k3_status bind_stack(struct layer_binder *b, unsigned n_each, uint64
     return K3_NO_MEMORY;
   for (unsigned i = 0; i < n_shards; i++)
     rows[i] = n_rows;
-  K3_TRY(k3_bind_matrix(b->binder, &stack, rows, n_shards, n_cols, 0, name_of(b, suffix)));
+  K3_TRY(k3_bind_matrix(b->binder, &stack, rows, n_shards, n_cols, 0, tp, name_of(b, suffix)));
   return share_out(b, &stack, n_each, experts);
 }
 
@@ -87,13 +88,14 @@ static enum k3_status bind_moe(struct layer_binder *b, struct k3_moe_layer *laye
   const struct k3_moe_model *m = b->m;
   const bool is_m3 = m->family == K3_MOE_MINIMAX_M3;
   const uint64_t H = m->hidden_size;
-  K3_TRY(matrix(b, &layer->router, m->n_experts, H, 0, is_m3 ? "block_sparse_moe.gate" : "mlp.gate"));
+  K3_TRY(matrix(b, &layer->router, m->n_experts, H, 0, K3_TP_REPLICATE, is_m3 ? "block_sparse_moe.gate" : "mlp.gate"));
   K3_TRY(vector(b, &layer->bias, m->n_experts, is_m3 ? "block_sparse_moe.e_score_correction_bias" : "mlp.gate.e_score_correction_bias"));
-  K3_TRY(bind_stack(b, 2, m->expert_size, H, is_m3 ? "block_sparse_moe.experts.w13" : "mlp.experts.w13", &layer->expert_gate_up));
-  K3_TRY(bind_stack(b, 1, H, m->expert_size, is_m3 ? "block_sparse_moe.experts.w2" : "mlp.experts.w2", &layer->expert_down));
-  K3_TRY(pair(b, &layer->gate_up, m->shared_size, m->shared_size,
+  K3_TRY(bind_stack(b, 2, m->expert_size, H, K3_TP_COLUMN, is_m3 ? "block_sparse_moe.experts.w13" : "mlp.experts.w13", &layer->expert_gate_up));
+  K3_TRY(bind_stack(b, 1, H, m->expert_size, K3_TP_ROW, is_m3 ? "block_sparse_moe.experts.w2" : "mlp.experts.w2", &layer->expert_down));
+  K3_TRY(pair(b, &layer->gate_up, m->shared_size, m->shared_size, K3_TP_COLUMN,
               is_m3 ? "block_sparse_moe.shared_experts.gate_up_proj" : "mlp.shared_experts.gate_up_proj"));
-  return matrix(b, &layer->down, H, m->shared_size, 0, is_m3 ? "block_sparse_moe.shared_experts.down_proj" : "mlp.shared_experts.down_proj");
+  return matrix(b, &layer->down, H, m->shared_size, 0, K3_TP_ROW,
+                is_m3 ? "block_sparse_moe.shared_experts.down_proj" : "mlp.shared_experts.down_proj");
 }
 
 void k3_moe_layer_name(const struct k3_moe_model *m, uint64_t layer, char *dst, size_t capacity) {
@@ -132,8 +134,8 @@ static enum k3_status bind_layer(struct layer_binder *b, struct k3_moe_layer *la
   K3_TRY(m->family == K3_MOE_MINIMAX_M3 ? bind_gqa(b, layer) : bind_mla(b, layer));
   if (i >= m->n_layers || m->is_moe[i])
     return on_rows ? bind_whole_moe(b, layer) : bind_moe(b, layer);
-  K3_TRY(pair(b, &layer->gate_up, m->dense_size, m->dense_size, "mlp.gate_up_proj"));
-  return matrix(b, &layer->down, m->hidden_size, m->dense_size, 0, "mlp.down_proj");
+  K3_TRY(pair(b, &layer->gate_up, m->dense_size, m->dense_size, K3_TP_COLUMN, "mlp.gate_up_proj"));
+  return matrix(b, &layer->down, m->hidden_size, m->dense_size, 0, K3_TP_ROW, "mlp.down_proj");
 }
 
 enum k3_status k3_moe_bind(struct k3_moe *moe, const struct k3_weights_source *source, struct k3_error *err) {

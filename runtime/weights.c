@@ -120,20 +120,25 @@ struct cut {
   uint64_t n_units, block;
 };
 
-static struct cut cut_of(const struct k3_binder *binder, const struct parameters *found, uint64_t n_units) {
+static enum k3_status find_cut(const struct k3_binder *binder, const struct parameters *found, uint64_t n_units, enum k3_tp_rule needed,
+                               struct cut *cut) {
+  static const char *const names[] = {"replicate", "column", "row", "vocab"};
   const struct k3_weights_source *source = binder->source;
-  struct cut cut = {.n_units = n_units};
   enum k3_role role;
   enum k3_tp_rule rule = K3_TP_REPLICATE;
+  *cut = (struct cut){.n_units = n_units};
   if (source->tp_size <= 1 && !source->slices)
-    return cut;
-  cut.stored = source->slices && k3_st_find(&source->slices->header, found->codes->name, found->codes->name_nbytes) == found->codes;
-  if (cut.stored || !source->slices)
-    k3_manifest_role_of(cut.stored ? &source->slices->manifest : &source->image->manifest, found->codes->name, &role, &rule);
-  cut.rows = rule == K3_TP_COLUMN || rule == K3_TP_VOCAB;
-  cut.cols = rule == K3_TP_ROW;
-  cut.block = cut.rows ? found->scheme.block_rows : found->scheme.block_cols;
-  return cut;
+    return K3_OK;
+  cut->stored = source->slices && k3_st_find(&source->slices->header, found->codes->name, found->codes->name_nbytes) == found->codes;
+  if (cut->stored || !source->slices)
+    k3_manifest_role_of(cut->stored ? &source->slices->manifest : &source->image->manifest, found->codes->name, &role, &rule);
+  if (rule != needed && !(rule == K3_TP_REPLICATE && needed == K3_TP_VOCAB))
+    return k3_fail(binder->err, K3_BAD_INPUT, K3_IMG01, NULL, found->codes->name, names[needed], "the manifest's rule for several ranks is \"%s\"",
+                   names[rule]);
+  cut->rows = rule == K3_TP_COLUMN || rule == K3_TP_VOCAB;
+  cut->cols = rule == K3_TP_ROW;
+  cut->block = cut->rows ? found->scheme.block_rows : found->scheme.block_cols;
+  return K3_OK;
 }
 
 static enum k3_status slice_of(const struct k3_binder *binder, const struct cut *cut, uint64_t extent, const char *module, struct k3_slice *slice) {
@@ -167,11 +172,12 @@ static enum k3_status take_part(const struct k3_binder *binder, const struct cut
 }
 
 enum k3_status k3_bind_matrix(struct k3_binder *binder, struct k3_matrix *matrix, const uint64_t *whole_rows, unsigned n_shards, uint64_t whole_cols,
-                              uint64_t n_units, const char *module) {
+                              uint64_t n_units, enum k3_tp_rule tp, const char *module) {
   struct parameters found = {0};
   const struct k3_manifest_linear *linear = linear_of(binder, module);
   K3_TRY(linear ? find_quantised(binder, linear, &found) : find_plain(binder, module, &found));
-  const struct cut cut = cut_of(binder, &found, n_units);
+  struct cut cut;
+  K3_TRY(find_cut(binder, &found, n_units, tp, &cut));
   // What the tensors hold: the module, or this rank's part of it.
   uint64_t *rows = k3_arena_alloc(binder->arena, n_shards * sizeof *rows, binder->err), n_cols = whole_cols;
   struct k3_slice slice;
@@ -224,17 +230,18 @@ enum k3_status k3_bind_matrix(struct k3_binder *binder, struct k3_matrix *matrix
   return cut.stored ? K3_OK : take_part(binder, &cut, matrix, module);
 }
 
-static enum k3_status bind_one(struct k3_binder *binder, struct k3_matrix *matrix, uint64_t n_rows, uint64_t n_cols, const char *module) {
-  return k3_bind_matrix(binder, matrix, &n_rows, 1, n_cols, 0, module);
+static enum k3_status bind_one(struct k3_binder *binder, struct k3_matrix *matrix, uint64_t n_rows, uint64_t n_cols, enum k3_tp_rule tp,
+                               const char *module) {
+  return k3_bind_matrix(binder, matrix, &n_rows, 1, n_cols, 0, tp, module);
 }
 
 // Embedding or head: the caller's, the image's, or absent.
 static enum k3_status bind_borrowed(struct k3_binder *binder, struct k3_matrix *matrix, const struct k3_dspark_model *m,
-                                    const struct k3_array *borrowed, const char *module) {
+                                    const struct k3_array *borrowed, enum k3_tp_rule tp, const char *module) {
   const struct k3_st_tensor *tensor;
   if (!borrowed || !borrowed->data) {
     bool there = parameter(binder, module, "weight", &tensor) || parameter(binder, module, "weight_packed", &tensor);
-    return there ? bind_one(binder, matrix, m->vocab_size, m->hidden_size, module) : K3_OK;
+    return there ? bind_one(binder, matrix, m->vocab_size, m->hidden_size, tp, module) : K3_OK;
   }
   const uint64_t elem_nbytes = k3_dtype_bits(borrowed->dtype) / 8;
   const uint64_t row_nbytes = borrowed->row_nbytes ? borrowed->row_nbytes : m->hidden_size * elem_nbytes;
@@ -263,15 +270,15 @@ static enum k3_status bind_layer(struct k3_binder *binder, struct k3_layer_weigh
   const uint64_t latents[2] = {m->q_lora_rank, row_width}, mlp[2] = {m->intermediate_size, m->intermediate_size};
   K3_TRY(k3_bind_vector(binder, &layer->input_norm, m->hidden_size, NAME("input_layernorm.weight")));
   const uint64_t q_rows = m->n_heads * head_dim, kv_rows = m->n_heads * (m->qk_nope_head_dim + m->v_head_dim), hidden_rows = m->hidden_size;
-  K3_TRY(k3_bind_matrix(binder, &layer->qkv_a, latents, 2, m->hidden_size, 0, NAME("self_attn.fused_qkv_a_proj")));
+  K3_TRY(k3_bind_matrix(binder, &layer->qkv_a, latents, 2, m->hidden_size, 0, K3_TP_REPLICATE, NAME("self_attn.fused_qkv_a_proj")));
   K3_TRY(k3_bind_vector(binder, &layer->q_a_norm, m->q_lora_rank, NAME("self_attn.q_a_layernorm.weight")));
-  K3_TRY(k3_bind_matrix(binder, &layer->q_b, &q_rows, 1, m->q_lora_rank, m->n_heads, NAME("self_attn.q_b_proj")));
+  K3_TRY(k3_bind_matrix(binder, &layer->q_b, &q_rows, 1, m->q_lora_rank, m->n_heads, K3_TP_COLUMN, NAME("self_attn.q_b_proj")));
   K3_TRY(k3_bind_vector(binder, &layer->kv_a_norm, m->kv_lora_rank, NAME("self_attn.kv_a_layernorm.weight")));
-  K3_TRY(k3_bind_matrix(binder, &layer->kv_b, &kv_rows, 1, m->kv_lora_rank, m->n_heads, NAME("self_attn.kv_b_proj")));
-  K3_TRY(k3_bind_matrix(binder, &layer->o_proj, &hidden_rows, 1, m->n_heads * m->v_head_dim, m->n_heads, NAME("self_attn.o_proj")));
+  K3_TRY(k3_bind_matrix(binder, &layer->kv_b, &kv_rows, 1, m->kv_lora_rank, m->n_heads, K3_TP_COLUMN, NAME("self_attn.kv_b_proj")));
+  K3_TRY(k3_bind_matrix(binder, &layer->o_proj, &hidden_rows, 1, m->n_heads * m->v_head_dim, m->n_heads, K3_TP_ROW, NAME("self_attn.o_proj")));
   K3_TRY(k3_bind_vector(binder, &layer->post_norm, m->hidden_size, NAME("post_attention_layernorm.weight")));
-  K3_TRY(k3_bind_matrix(binder, &layer->gate_up, mlp, 2, m->hidden_size, 0, NAME("mlp.gate_up_proj")));
-  K3_TRY(bind_one(binder, &layer->down, m->hidden_size, m->intermediate_size, NAME("mlp.down_proj")));
+  K3_TRY(k3_bind_matrix(binder, &layer->gate_up, mlp, 2, m->hidden_size, 0, K3_TP_COLUMN, NAME("mlp.gate_up_proj")));
+  K3_TRY(bind_one(binder, &layer->down, m->hidden_size, m->intermediate_size, K3_TP_ROW, NAME("mlp.down_proj")));
 #undef NAME
   return K3_OK;
 }
@@ -315,8 +322,8 @@ static enum k3_status check_views(struct k3_binder *binder, const struct k3_dspa
 
 static enum k3_status bind_all(struct k3_binder *binder, const struct k3_dspark_model *m, const struct k3_array *embed_tokens,
                                const struct k3_array *lm_head, struct k3_weights *w) {
-  K3_TRY(bind_borrowed(binder, &w->embedding, m, embed_tokens, "model.embed_tokens"));
-  K3_TRY(bind_one(binder, &w->context_proj, m->hidden_size, m->n_taps * m->target_hidden_size, "model.context_proj"));
+  K3_TRY(bind_borrowed(binder, &w->embedding, m, embed_tokens, K3_TP_REPLICATE, "model.embed_tokens"));
+  K3_TRY(bind_one(binder, &w->context_proj, m->hidden_size, m->n_taps * m->target_hidden_size, K3_TP_REPLICATE, "model.context_proj"));
   K3_TRY(k3_bind_vector(binder, &w->context_norm, m->hidden_size, "model.context_norm.weight"));
   if (m->fc_norm) {
     w->tap_norms = k3_arena_alloc(binder->arena, m->n_taps * sizeof *w->tap_norms, binder->err);
@@ -341,14 +348,14 @@ static enum k3_status bind_all(struct k3_binder *binder, const struct k3_dspark_
   K3_TRY(check_views(binder, m, &w->layers[0].qkv_a));
   k3_weights_link_context(w, m);
   K3_TRY(k3_bind_vector(binder, &w->final_norm, m->hidden_size, "model.final_norm.weight"));
-  K3_TRY(bind_one(binder, &w->markov_w1, m->vocab_size, m->markov_rank, "model.markov_head.markov_w1"));
-  K3_TRY(bind_one(binder, &w->markov_w2, m->vocab_size, m->markov_rank, "model.markov_head.markov_w2"));
+  K3_TRY(bind_one(binder, &w->markov_w1, m->vocab_size, m->markov_rank, K3_TP_REPLICATE, "model.markov_head.markov_w1"));
+  K3_TRY(bind_one(binder, &w->markov_w2, m->vocab_size, m->markov_rank, K3_TP_REPLICATE, "model.markov_head.markov_w2"));
   if (m->confidence_head) {
     uint64_t width = m->hidden_size + (m->confidence_with_markov ? m->markov_rank : 0);
-    K3_TRY(bind_one(binder, &w->confidence, 1, width, "model.confidence_head.proj"));
+    K3_TRY(bind_one(binder, &w->confidence, 1, width, K3_TP_REPLICATE, "model.confidence_head.proj"));
     K3_TRY(k3_bind_vector(binder, &w->confidence_bias, 1, "model.confidence_head.proj.bias"));
   }
-  return bind_borrowed(binder, &w->head, m, lm_head, "lm_head");
+  return bind_borrowed(binder, &w->head, m, lm_head, K3_TP_VOCAB, "lm_head");
 }
 
 enum k3_status k3_weights_bind(const struct k3_weights_source *source, const struct k3_dspark_model *model, const struct k3_array *embed_tokens,

@@ -8,7 +8,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT INT TERM
 "$K3PACK" synth "$work/draft" --preset tiny --quiet && "$K3PACK" convert "$work/draft" -o "$work/image.k3p" --quiet 2>/dev/null || exit 1
 "$python" - "$work" "$K3PACK" <<'END'
-import json, os, resource, shutil, socket, struct, subprocess, sys, time
+import hashlib, json, os, resource, shutil, socket, struct, subprocess, sys, time
 
 work, program = sys.argv[1:]
 complaints, n = [], 0
@@ -247,6 +247,39 @@ for whole, what in ((weights, "draft"), (whole_image, "image"), (scenario, "scen
             code, _, _ = run(*args)
             if code not in codes or os.path.exists(out_path):
                 complaints.append("%s cut to %d bytes: %s exits with %d" % (what, cut, args[0], code))
+# A manifest that cuts modules in another way than the forward, under a seal that is right: refused, in both runtimes, not computed beyond a buffer.
+subprocess.run([program, "synth", os.path.join(work, "m3"), "--preset", "m3-tiny", "--quiet"], check=True)
+layers, states, sealed = os.path.join(work, "m3.k3p"), os.path.join(work, "states"), os.path.join(work, "sealed.k3p")
+subprocess.run([program, "convert", os.path.join(work, "m3"), "-o", layers, "--quiet"], check=True)
+with open(states, "wb") as out:
+    out.write(raw('{"hidden_states":{"dtype":"F32","shape":[1,64],"data_offsets":[0,256]},"positions":{"dtype":"I64","shape":[1],"data_offsets":[256,264]},'
+                  '"request_ids":{"dtype":"I64","shape":[1],"data_offsets":[264,272]}}', bytes(272)))
+for path, args in ((borrowed, ["--input", "fixtures/demo/scenario.safetensors"]), (layers, ["--layers", "0..2", "--input", states])):
+    with open(path, "rb") as source:
+        whole = source.read()
+    front = 8 + struct.unpack("<Q", whole[:8])[0]
+    places = json.loads(whole[8:front])
+    first, last = (front + offset for offset in places["__k3pack__"]["data_offsets"])
+    seal = front + places["__seal__"]["data_offsets"][0]
+    for rule, other in (("column", None), ("row", None), ("column", "row"), ("row", "column"), (None, "row")):
+        manifest = json.loads(whole[first:last])
+        for tensor in manifest["tensors"]:
+            if tensor.get("tp") == rule and tensor.get("role") is None:
+                tensor["tp"] = other
+                if other is None:
+                    del tensor["tp"]
+        text = json.dumps(manifest, separators=(",", ":")).encode()
+        if len(text) > last - first:
+            continue
+        content = bytearray(whole)
+        content[first:last] = text.ljust(last - first)
+        content[seal:seal + 32] = hashlib.sha256(content[:seal]).digest()
+        with open(sealed, "wb") as out:
+            out.write(content)
+        n += 1
+        code, _, _ = run("run", sealed, *args, "-o", os.path.join(work, "sealed.out"), "--tp", "2", "--force")
+        if code != 3:
+            complaints.append("rule %s for %s in %s: run exits with %d" % (other, rule, os.path.basename(path), code))
 print("%d inputs, %d complaints" % (n, len(complaints)))
 for line in complaints[:40]:
     print(line)

@@ -5,6 +5,7 @@
 
 #include "dspark_rig.h"
 #include "runtime/comm.h"
+#include "runtime/weights.h"
 
 enum { MAX_RANKS = 8 };
 
@@ -427,13 +428,42 @@ static void widths_that_cut_a_head_are_refused(void **state) {
   rig_close(&rig);
 }
 
+// A sealed manifest may say anything. A module that it cuts in another way than the forward takes it for is refused by name, since widths of buffers and
+// the sums over ranks follow from how modules are cut.
+static void other_rules_than_the_forwards_are_refused(void **state) {
+  (void)state;
+  enum { N_RULES = sizeof RULES / sizeof RULES[0] };
+  struct rig r;
+  rig_open(&r, &RANKS_F32);
+  struct k3_manifest_tensor rules[N_RULES];
+  const struct k3_weights_source source = {.image = &r.fixture.image, .tp_rank = 1, .tp_size = 2};
+  r.fixture.image.manifest.tensors = rules;
+  r.fixture.image.manifest.n_tensors = N_RULES;
+  for (int i = 0; i < N_RULES; i++) {
+    for (int rule = K3_TP_REPLICATE; rule <= K3_TP_VOCAB; rule++) {
+      struct k3_weights weights;
+      struct k3_error err = {0};
+      memcpy(rules, RULES, sizeof rules);
+      rules[i].tp = (enum k3_tp_rule)rule;
+      enum k3_status status = k3_weights_bind(&source, r.m, NULL, NULL, &weights, &err);
+      bool whole_head = i == 0 && rule == K3_TP_REPLICATE;  // every rank computes all logits
+      if (rules[i].tp == RULES[i].tp || whole_head)
+        assert_int_equal(status, K3_OK);
+      else if (status != K3_BAD_INPUT || err.rule != K3_IMG01 || !strstr(err.found, "rule for several ranks"))
+        fail_msg("%s with rule %d: status %d, %s", rules[i].name, rule, (int)status, err.found);
+      k3_weights_free(&weights);
+    }
+  }
+  rig_close(&r);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(tp_2_4_8_equal_tp_1_and_float64),       cmocka_unit_test(bf16_sums_are_rounded_once),
       cmocka_unit_test(equal_bits_whatever_the_threads),       cmocka_unit_test(unverified_plans_show_in_the_numbers),
       cmocka_unit_test(absent_rank_is_named_within_the_bound), cmocka_unit_test(failing_rank_is_named_at_once),
       cmocka_unit_test(norm_reads_each_sum_completed_once),    cmocka_unit_test(zero_rows_leave_no_collective_waiting),
-      cmocka_unit_test(widths_that_cut_a_head_are_refused),
+      cmocka_unit_test(widths_that_cut_a_head_are_refused),    cmocka_unit_test(other_rules_than_the_forwards_are_refused),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
