@@ -1,6 +1,7 @@
 // The encoders for AVX2 + FMA + F16C. Bit for bit the results of kernels_scalar.c.
 //
-// Three arguments make BF16 sources fast; other sources, and ranges in which the arguments do not hold, take a division per weight.
+// Three arguments make BF16 sources fast (what F32 and F16 sources take stands beside quotient() of encode_avx512.c); ranges in which the arguments
+// do not hold take a division per weight.
 // 1. The E4M3 or E2M1 code of w / s without a division. With y = RN(1/s), q0 = RN(w*y) and q1 = RN(q0 + y*(w - q0*s)) by fused operations, q1 lies
 //    within 2^-46 of w/s, relatively. It can differ from RN(w/s) only if w/s is that close to the middle m + u/2 between two F32 numbers, and the
 //    code can differ only if m or m + u is a boundary between two codes. Such a boundary has at most 5 significant bits, so w = m*s + (s*u/2)(1 + d),
@@ -373,6 +374,90 @@ static bool any_not_finite(__m256i amax_words) {
   return _mm256_movemask_ps(as_float(_mm256_cmpgt_epi32(amax_words, _mm256_set1_epi32(0x7F7F)))) != 0;
 }
 
+// ---- weights of F32 and F16: see encode_avx512.c
+
+static __m256 wide_8(enum k3_dtype dtype, const uint8_t *src) {
+  return dtype == K3_DTYPE_F32 ? _mm256_loadu_ps((const float *)(const void *)src) : _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)src));
+}
+
+static __m256 magnitude_of(__m256 value) {
+  return _mm256_and_ps(value, as_float(_mm256_set1_epi32(0x7FFFFFFF)));
+}
+
+static __m256 quotient(__m256 magnitude, __m256 scale, __m256 inverse) {
+  __m256 q = _mm256_mul_ps(magnitude, inverse);
+  return _mm256_fmadd_ps(_mm256_fnmadd_ps(q, scale, magnitude), inverse, q);
+}
+
+static __m256i e2m1_signed(__m256 magnitude, __m256 weights) {
+  magnitude = _mm256_min_ps(magnitude, _mm256_set1_ps(6.0f));
+  __m256i exponent = _mm256_and_si256(as_int(magnitude), _mm256_set1_epi32(0x7F800000));
+  exponent = _mm256_max_epi32(exponent, _mm256_set1_epi32(127 << 23));
+  __m256i adder = _mm256_add_epi32(exponent, _mm256_set1_epi32(22 << 23));
+  __m256i codes = _mm256_sub_epi32(as_int(_mm256_add_ps(magnitude, as_float(adder))), adder);
+  codes = _mm256_sub_epi32(_mm256_add_epi32(codes, _mm256_srli_epi32(exponent, 22)), _mm256_set1_epi32(127 << 1));
+  __m256i is_negative = as_int(_mm256_cmp_ps(weights, _mm256_setzero_ps(), _CMP_LT_OQ));
+  return _mm256_or_si256(codes, _mm256_and_si256(is_negative, _mm256_set1_epi32(8)));
+}
+
+static __m256i e4m3_signed(__m256 magnitude, __m256 weights) {
+  __m256i codes = _mm256_sub_epi32(e4m3_codes(_mm256_min_ps(magnitude, _mm256_set1_ps(448.0f)), NULL), _mm256_set1_epi32(E4M3_OFFSET));
+  return _mm256_or_si256(codes, _mm256_and_si256(_mm256_srli_epi32(as_int(weights), 24), _mm256_set1_epi32(0x80)));
+}
+
+// 32 codes in dwords to 16 bytes.
+static void store_pairs_32(const __m256i codes[4], uint8_t *dst) {
+  uint8_t bytes[32];
+  store_codes_32(codes[0], codes[1], codes[2], codes[3], bytes);
+  __m256i pairs = _mm256_maddubs_epi16(load(bytes), _mm256_set1_epi16(16 << 8 | 1));
+  _mm_storeu_si128((__m128i *)dst, _mm_packus_epi16(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1)));
+}
+
+// Bits of the largest magnitudes of eight blocks of 8 * n_vectors weights, in order; NaN is above everything.
+static __m256i wide_amax_8(enum k3_dtype dtype, const uint8_t *blocks, size_t n_vectors) {
+  const size_t vector_nbytes = dtype == K3_DTYPE_F32 ? 32 : 16;
+  __m256i rows[8], pairs[4], fours[2];
+  for (size_t i = 0; i < 8; i++) {
+    rows[i] = _mm256_setzero_si256();
+    for (size_t k = 0; k < n_vectors; k++)
+      rows[i] = _mm256_max_epu32(rows[i], as_int(magnitude_of(wide_8(dtype, blocks + vector_nbytes * (n_vectors * i + k)))));
+  }
+  for (int i = 0; i < 4; i++)
+    pairs[i] = _mm256_max_epu32(_mm256_unpacklo_epi32(rows[2 * i], rows[2 * i + 1]), _mm256_unpackhi_epi32(rows[2 * i], rows[2 * i + 1]));
+  for (int i = 0; i < 2; i++)
+    fours[i] = _mm256_max_epu32(_mm256_unpacklo_epi64(pairs[2 * i], pairs[2 * i + 1]), _mm256_unpackhi_epi64(pairs[2 * i], pairs[2 * i + 1]));
+  return _mm256_max_epu32(_mm256_permute2x128_si256(fours[0], fours[1], 0x20), _mm256_permute2x128_si256(fours[0], fours[1], 0x31));
+}
+
+static bool all_finite(__m256i amax_bits) {
+  return _mm256_movemask_ps(as_float(_mm256_cmpgt_epi32(amax_bits, _mm256_set1_epi32(0x7F7FFFFF)))) == 0;
+}
+
+static const float FAST_WIDE_SCALE_MAX = 1.0f;
+
+// Eight blocks; false, and nothing written, if the arguments do not hold for one of them.
+static bool nvfp4_of_wide_8(enum k3_nvfp4_mode mode, float second, enum k3_dtype dtype, const uint8_t *blocks, uint8_t *scales, uint8_t *codes) {
+  const size_t vector_nbytes = dtype == K3_DTYPE_F32 ? 32 : 16;
+  __m256i amax = wide_amax_8(dtype, blocks, 2);
+  __m256 effective;
+  __m256i scale_codes = nvfp4_scales(mode, second, as_float(amax), &effective);
+  if (!all_finite(amax) || !all_within(effective, FAST_SCALE_MIN, FAST_WIDE_SCALE_MAX))
+    return false;
+  float divisors[8], inverses[8];
+  _mm256_storeu_ps(divisors, effective);
+  _mm256_storeu_ps(inverses, _mm256_div_ps(_mm256_set1_ps(1.0f), effective));
+  store_bytes_8(scale_codes, scales);
+  for (size_t i = 0; i < 8; i += 2) {
+    __m256i four[4];
+    for (size_t k = 0; k < 4; k++) {
+      __m256 weights = wide_8(dtype, blocks + vector_nbytes * (2 * i + k));
+      four[k] = e2m1_signed(quotient(magnitude_of(weights), _mm256_set1_ps(divisors[i + k / 2]), _mm256_set1_ps(inverses[i + k / 2])), weights);
+    }
+    store_pairs_32(four, codes + 8 * i);
+  }
+  return true;
+}
+
 void k3_encode_nvfp4_avx2(enum k3_nvfp4_mode mode, float second, enum k3_dtype dtype, const void *src, size_t n_blocks, uint8_t *scales,
                           uint8_t *codes) {
   const uint8_t *from = src;
@@ -398,18 +483,24 @@ void k3_encode_nvfp4_avx2(enum k3_nvfp4_mode mode, float second, enum k3_dtype d
                      fp4_of_bf16(load(blocks + 32 * i + 64), &thresholds, i + 2, rule),
                      fp4_of_bf16(load(blocks + 32 * i + 96), &thresholds, i + 3, rule), codes + 8 * (b + (size_t)i));
   }
+  for (; dtype != K3_DTYPE_BF16 && isnormal(second) && second > 0 && b + 8 <= n_blocks; b += 8) {
+    const uint8_t *blocks = from + 16 * b * (k3_dtype_bits(dtype) / 8);
+    if (!(dtype == K3_DTYPE_F32 ? nvfp4_of_wide_8(mode, second, K3_DTYPE_F32, blocks, scales + b, codes + 8 * b)
+                                : nvfp4_of_wide_8(mode, second, K3_DTYPE_F16, blocks, scales + b, codes + 8 * b)))
+      encode_nvfp4_plain(mode, second, dtype, blocks, 8, scales + b, codes + 8 * b);
+  }
   encode_nvfp4_plain(mode, second, dtype, from + 16 * b * (k3_dtype_bits(dtype) / 8), n_blocks - b, scales + b, codes + 8 * b);
 }
 
 // ---- MX
 
 // E8M0 bytes of eight blocks: k3_mx_scale_byte in eight lanes, for finite amax.
-static __m256i mx_scales(enum k3_mx_mode mode, struct k3_mx_element element, __m256i amax_words) {
+static __m256i mx_scales(enum k3_mx_mode mode, struct k3_mx_element element, __m256i amax_bits) {
   uint32_t carry = mode == K3_MX_OCP ? 0 : mode == K3_MX_CEIL || mode == K3_MX_MODELOPT ? 0x007FFFFFu - element.top_mantissa : 0x00200000u;
-  __m256i bytes = _mm256_srli_epi32(_mm256_add_epi32(_mm256_slli_epi32(amax_words, 16), _mm256_set1_epi32((int)carry)), 23);
+  __m256i bytes = _mm256_srli_epi32(_mm256_add_epi32(amax_bits, _mm256_set1_epi32((int)carry)), 23);
   bytes = _mm256_sub_epi32(bytes, _mm256_set1_epi32((int)element.top_exponent));
   bytes = _mm256_min_epi32(_mm256_max_epi32(bytes, _mm256_setzero_si256()), _mm256_set1_epi32(254));
-  __m256i is_zero = _mm256_cmpeq_epi32(amax_words, _mm256_setzero_si256());
+  __m256i is_zero = _mm256_cmpeq_epi32(amax_bits, _mm256_setzero_si256());
   return _mm256_blendv_epi8(bytes, _mm256_set1_epi32(k3_mx_scale_byte(mode, element, 0)), is_zero);
 }
 
@@ -421,9 +512,33 @@ static __m256i mx_amax_8(const uint8_t *blocks) {
 }
 
 // The range of FAST_SCALE_MIN and _MAX in E8M0 bytes: boundaries are normal BF16 numbers.
-static bool mx_bytes_are_fast(__m256i bytes) {
-  __m256i outside = _mm256_or_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32(37), bytes), _mm256_cmpgt_epi32(bytes, _mm256_set1_epi32(127 + 10)));
+static bool mx_bytes_are_fast(__m256i bytes, int largest) {
+  __m256i outside = _mm256_or_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32(37), bytes), _mm256_cmpgt_epi32(bytes, _mm256_set1_epi32(largest)));
   return _mm256_testz_si256(outside, outside);
+}
+
+// Eight blocks of 32 weights of F32 or F16, MXFP4 or MXFP8. As nvfp4_of_wide_8.
+static bool mx_of_wide_8(enum k3_mx_mode mode, bool is_fp4, enum k3_dtype dtype, const uint8_t *blocks, uint8_t *scales, uint8_t *codes) {
+  const size_t vector_nbytes = dtype == K3_DTYPE_F32 ? 32 : 16;
+  __m256i amax = wide_amax_8(dtype, blocks, 4), bytes = mx_scales(mode, is_fp4 ? K3_MX_E2M1 : K3_MX_E4M3, amax);
+  if (!all_finite(amax) || !mx_bytes_are_fast(bytes, is_fp4 ? 127 : 127 + 10))
+    return false;
+  float inverses[8];
+  _mm256_storeu_si256((__m256i *)(void *)inverses, _mm256_slli_epi32(_mm256_sub_epi32(_mm256_set1_epi32(254), bytes), 23));
+  store_bytes_8(bytes, scales);
+  for (size_t i = 0; i < 8; i++) {
+    __m256i four[4];
+    for (size_t k = 0; k < 4; k++) {
+      __m256 weights = wide_8(dtype, blocks + vector_nbytes * (4 * i + k));
+      __m256 magnitude = _mm256_mul_ps(magnitude_of(weights), _mm256_set1_ps(inverses[i]));
+      four[k] = is_fp4 ? e2m1_signed(magnitude, weights) : e4m3_signed(magnitude, weights);
+    }
+    if (is_fp4)
+      store_pairs_32(four, codes + 16 * i);
+    else
+      store_codes_32(four[0], four[1], four[2], four[3], codes + 32 * i);
+  }
+  return true;
 }
 
 void k3_encode_mxfp4_avx2(enum k3_mx_mode mode, enum k3_dtype dtype, const void *src, size_t n_blocks, uint8_t *scales, uint8_t *codes) {
@@ -433,8 +548,8 @@ void k3_encode_mxfp4_avx2(enum k3_mx_mode mode, enum k3_dtype dtype, const void 
   size_t b = 0;
   for (; dtype == K3_DTYPE_BF16 && b + 8 <= n_blocks; b += 8) {
     const uint8_t *blocks = from + 64 * b;
-    __m256i amax = mx_amax_8(blocks), bytes = mx_scales(mode, K3_MX_E2M1, amax);
-    if (any_not_finite(amax) || !mx_bytes_are_fast(bytes)) {
+    __m256i amax = mx_amax_8(blocks), bytes = mx_scales(mode, K3_MX_E2M1, _mm256_slli_epi32(amax, 16));
+    if (any_not_finite(amax) || !mx_bytes_are_fast(bytes, 127 + 10)) {
       encode_mxfp4_plain(mode, dtype, blocks, 8, scales + b, codes + 16 * b);
       continue;
     }
@@ -448,6 +563,12 @@ void k3_encode_mxfp4_avx2(enum k3_mx_mode mode, enum k3_dtype dtype, const void 
       store_codes_32(fp4_of_bf16(load(blocks + 64 * i), &thresholds, i, rule), fp4_of_bf16(load(blocks + 64 * i + 32), &thresholds, i, rule),
                      fp4_of_bf16(load(blocks + 64 * i + 64), &thresholds, i + 1, rule),
                      fp4_of_bf16(load(blocks + 64 * i + 96), &thresholds, i + 1, rule), codes + 16 * (b + (size_t)i));
+  }
+  for (; dtype != K3_DTYPE_BF16 && !rule.ties_toward_zero && b + 8 <= n_blocks; b += 8) {
+    const uint8_t *blocks = from + 32 * b * (k3_dtype_bits(dtype) / 8);
+    if (!(dtype == K3_DTYPE_F32 ? mx_of_wide_8(mode, true, K3_DTYPE_F32, blocks, scales + b, codes + 16 * b)
+                                : mx_of_wide_8(mode, true, K3_DTYPE_F16, blocks, scales + b, codes + 16 * b)))
+      encode_mxfp4_plain(mode, dtype, blocks, 8, scales + b, codes + 16 * b);
   }
   encode_mxfp4_plain(mode, dtype, from + 32 * b * (k3_dtype_bits(dtype) / 8), n_blocks - b, scales + b, codes + 16 * b);
 }
@@ -467,8 +588,8 @@ void k3_encode_mxfp8_avx2(enum k3_mx_mode mode, enum k3_dtype dtype, const void 
   size_t b = 0;
   for (; dtype == K3_DTYPE_BF16 && b + 8 <= n_blocks; b += 8) {
     const uint8_t *blocks = from + 64 * b;
-    __m256i amax = mx_amax_8(blocks), bytes = mx_scales(mode, K3_MX_E4M3, amax);
-    if (any_not_finite(amax) || !mx_bytes_are_fast(bytes)) {
+    __m256i amax = mx_amax_8(blocks), bytes = mx_scales(mode, K3_MX_E4M3, _mm256_slli_epi32(amax, 16));
+    if (any_not_finite(amax) || !mx_bytes_are_fast(bytes, 127 + 10)) {
       encode_mxfp8_plain(mode, dtype, blocks, 8, scales + b, codes + 32 * b);
       continue;
     }
@@ -479,6 +600,12 @@ void k3_encode_mxfp8_avx2(enum k3_mx_mode mode, enum k3_dtype dtype, const void 
       float scale = k3_f32_from_e8m0(scales[i]);
       e4m3_of_bf16_32(from + 64 * i, scale, _mm256_set1_ps(scale), _mm256_set1_ps(1.0f / scale), codes + 32 * i);
     }
+  }
+  for (; dtype != K3_DTYPE_BF16 && b + 8 <= n_blocks; b += 8) {
+    const uint8_t *blocks = from + 32 * b * (k3_dtype_bits(dtype) / 8);
+    if (!(dtype == K3_DTYPE_F32 ? mx_of_wide_8(mode, false, K3_DTYPE_F32, blocks, scales + b, codes + 32 * b)
+                                : mx_of_wide_8(mode, false, K3_DTYPE_F16, blocks, scales + b, codes + 32 * b)))
+      encode_mxfp8_plain(mode, dtype, blocks, 8, scales + b, codes + 32 * b);
   }
   encode_mxfp8_plain(mode, dtype, from + 32 * b * (k3_dtype_bits(dtype) / 8), n_blocks - b, scales + b, codes + 32 * b);
 }
