@@ -1,5 +1,7 @@
-# Classes of hostile input that a parser must survive, as generated files: framing, text, JSON, geometry, indexes, configs, images. Each is refused by the rule
-# that names it (or taken, where it is fine), quickly, without a signal, and convert leaves nothing behind.
+# Classes of hostile input that a parser must survive, as generated files: framing, text, JSON, geometry, indexes, configs, names and mapper, images. Each is
+# refused by the rule that names it (or taken, where it is fine), quickly, without a signal, and convert leaves nothing behind. Quantisation is the matter of
+# fixtures/reject/quant-* and fixtures/rules, manifests and views of tests/unit/test_manifest.c, and the world (full disks, kills, files that shrink) of
+# tests/cli/test_interrupt.sh and tests/unit/test_base_file.c.
 set -u
 [ -x "$K3PACK" ] || { echo "no program at $K3PACK"; exit 1; }
 python=${K3PACK_PYTHON:-python3}
@@ -78,10 +80,13 @@ for name, text in (("bad UTF-8", b'{"\xff":{%s}}'), ("overlong", b'{"\xc0\xaf":{
     file(name, raw(text % W.encode(), ONE), "CNT02", "CNT12")
 for name, key in (("empty", ""), ("escape", "\\u001b[2J"), ("NUL", "a\\u0000b"), ("C1", "\\u009b"), ("megabyte", "x" * 1000000)):
     file("name " + name, raw('{"%s":{%s}}' % (key, W), ONE), "CNT12")
-for name, key in (("slash", "a/b"), ("backslash", "a\\\\b"), ("dots", "../a"), ("absolute", "/etc/passwd")):
+for name, key in (("slash", "a/b"), ("backslash", "a\\\\b"), ("dots", "../a"), ("absolute", "/etc/passwd"), ("right to left", "a\\u202eb\\u2067c"),
+                  ("right to left, bytes", "\u202egnp.exe")):
     file("name " + name, raw('{"%s":{%s}}' % (key, W), ONE))
 # JSON.
 file("twice", raw('{"a":{%s},"a":{%s}}' % (W, W), ONE), "CNT07")
+file("metadata key twice", raw('{"__metadata__":{"k":"1","k":"2"},"a":{%s}}' % W, ONE), "CNT07")
+file("unknown field", raw('{"a":{%s,"strides":[1],"x":{"y":[null]}}}' % W, ONE))
 file("field twice", raw('{"a":{"dtype":"F32",%s}}' % W, ONE), "CNT07")
 for depth in (100, 100000):
     file("nested %d" % depth, raw('{"a":' + "[" * depth + "]" * depth + "}"), "CNT02", "CNT05", "CNT06", "CNT12")
@@ -90,6 +95,15 @@ for name, dims in (("boolean", "true"), ("minus one", "-1"), ("point", "1.0"), (
     file("dimension " + name, raw('{"a":{"dtype":"F32","shape":[%s],"data_offsets":[0,4]}}' % dims, ONE), "CNT02", "CNT05")
 many = {"t.%d" % i: {"dtype": "U8", "shape": [1], "data_offsets": [i, i + 1]} for i in range(200000)}
 file("200000 tensors", raw(json.dumps(many, separators=(",", ":")), bytes([1]) * 200000), depth="headers")
+million = {"t.%d" % i: {"dtype": "U8", "shape": [1], "data_offsets": [i, i + 1]} for i in range(1000000)}
+with open(os.path.join(work, "million.safetensors"), "wb") as out:
+    out.write(raw(json.dumps(million, separators=(",", ":")), bytes(1000000)))
+del million
+code, out, seconds = run("check", os.path.join(work, "million.safetensors"), "--recipe", "generic", "--depth", "headers", "--json")
+n += 1
+if code != 0 or json.loads(out)["tensors"] != 1000000 or seconds > 15:
+    complaints.append("a million tensors: exit %d, %.1f s" % (code, seconds))
+os.remove(os.path.join(work, "million.safetensors"))
 # Geometry.
 for name, entry, data, rules in (
         ("dtype", '"dtype":"F9","shape":[1],"data_offsets":[0,4]', ONE, ["CNT06"]), ("wrap", '"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0]', b"", ["CNT05"]),
@@ -99,6 +113,8 @@ for name, entry, data, rules in (
         ("beyond the end", '"dtype":"F32","shape":[1],"data_offsets":[0,4]', b"", ["CNT03"]), ("far beyond", '"dtype":"F32","shape":[1],"data_offsets":[9223372036854775804,9223372036854775808]', ONE, ["CNT03", "CNT04", "CNT05"]),
         ("trailing", '"dtype":"F32","shape":[1],"data_offsets":[0,4]', ONE + b"x", ["CNT04"]), ("hole", '"dtype":"F32","shape":[1],"data_offsets":[4,8]', ONE * 2, ["CNT04"])):
     file("geometry " + name, raw('{"a":{%s}}' % entry, data), *rules)
+file("unaligned start", raw('{"u":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},"a":{"dtype":"F32","shape":[1],"data_offsets":[3,7]}}', b"abc" + ONE))
+file("overlap", raw('{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}}', ONE * 3), "CNT04")
 file("shared range", raw('{"a":{%s},"b":{%s}}' % (W, W), ONE), "CNT04")
 
 
@@ -128,6 +144,14 @@ folder("folder as shard", {"a": "z.safetensors"}, ["IDX01", "K3_IO"], links={"z.
 folder("link to itself", {"a": "z.safetensors"}, ["IDX01"], links={"z.safetensors": "z.safetensors"})
 folder("two shards hold it", {"a": "x.safetensors", "b": "y.safetensors"}, ["IDX03", "IDX02"], {"x.safetensors": good, "y.safetensors": good})
 folder("absent", {"a": "x.safetensors", "b": "x.safetensors"}, ["IDX02"], {"x.safetensors": good})
+folder("present but unlisted", {"a": "x.safetensors"}, [], {"x.safetensors": raw('{"a":{%s},"b":{%s}}' % (W, W.replace("0,4", "4,8")), ONE * 2)})
+folder("false total size", '{"metadata":{"total_size":18446744073709551615},"weight_map":{"a":"x.safetensors"}}', [], {"x.safetensors": good})
+folder("stale index", {"t%d" % i: "m-%d.safetensors" % i for i in range(5)}, ["IDX01"], {"x.safetensors": good})
+with open(os.path.join(work, "elsewhere.safetensors"), "wb") as out:
+    out.write(good)
+folder("link to a shard elsewhere", {"a": "z.safetensors"}, [], links={"z.safetensors": os.path.join(work, "elsewhere.safetensors")})
+folder("thousands of shards that are there", {"t%d" % i: "m-%05d.safetensors" % (i * 7919 % 2000) for i in range(2000)}, [],
+       {"m-%05d.safetensors" % (i * 7919 % 2000): raw('{"t%d":{%s}}' % (i, W), ONE) for i in range(2000)})
 folder("thousands of shards", {"t%d" % i: "m-%05d.safetensors" % i for i in range(3000)}, ["IDX01"])
 folder("cut index", '{"weight_map":{"a":', ["IDX10"], {"x.safetensors": good})
 folder("nested index", '{"weight_map":' + "{" * 50000, ["IDX10"], {"x.safetensors": good})
@@ -145,7 +169,52 @@ folder("unknown quantisation", None, ["CFG21", "CFG11", "CFG20"], {"model.safete
 blow = {"quant_method": "compressed-tensors", "format": "float-quantized", "ignore": ["re:(a+)+$", "re:(.*)*x", "*" * 200 + "b"], "config_groups": {}}
 folder("patterns that blow up", None, [], {"model.safetensors": raw('{"%s.weight":{%s}}' % ("a" * 60, W), ONE)},
        json.dumps({"quantization_config": blow}))
-# Images: cut and changed everywhere in the front.
+# Names and mapper: odd spellings of a layer, two sources for one place, one source for none, recipes whose aliases go round.
+def renamed(old, new):
+    h = struct.unpack("<Q", weights[:8])[0]
+    header = json.loads(weights[8:8 + h])
+    header = {new if name == old else name: value for name, value in header.items()}
+    return raw(json.dumps(header, separators=(",", ":")), weights[8 + h:])
+
+
+def added(new, old):
+    h = struct.unpack("<Q", weights[:8])[0]
+    header = json.loads(weights[8:8 + h])
+    begin, end = header[old]["data_offsets"]
+    total = len(weights) - 8 - h
+    header[new] = {**header[old], "data_offsets": [total, total + end - begin]}
+    return raw(json.dumps(header, separators=(",", ":")), weights[8 + h:] + weights[8 + h + begin:8 + h + end])
+
+
+norm = "layers.%s.input_layernorm.weight"
+for layer, rules in (("007", ["MAP07"]), ("01", ["MAP07"]), ("+1", ["MAP07"]), ("-1", ["MAP07"]), ("1e1", ["MAP01"]), ("18446744073709551616", ["MAP07", "MAP04"]),
+                     ("1.5", ["MAP01"]), ("\u0661", ["MAP01"]), ("", ["MAP01"]), ("4294967297", ["MAP04", "MAP07"]), ("3", ["MAP04"])):
+    folder("layer %r" % layer, None, rules, {"model.safetensors": renamed(norm % "1", norm % layer)}, json.dumps(drafter), recipe=())
+folder("two sources for one place", None, ["MAP03"], {"model.safetensors": added("fc.weight", "context_proj.weight")}, json.dumps(drafter), recipe=())
+folder("one source for none", None, ["MAP01"], {"model.safetensors": added("nobody.weight", "final_norm.weight")}, json.dumps(drafter), recipe=())
+recipe = json.loads(subprocess.run([program, "recipes", "k3-dspark"], capture_output=True).stdout)
+for name, aliases, rules in (("cycle of two", {"context_proj": "final_norm", "final_norm": "context_proj"}, []), ("cycle of one", {"fc": "fc"}, []),
+                             ("cycle of strangers", {"x": "y", "y": "x"}, [])):
+    with open(os.path.join(work, "recipe.json"), "w") as out:
+        json.dump({**recipe, "aliases": aliases}, out)
+    folder("aliases, " + name, None, rules, {"model.safetensors": weights}, json.dumps(drafter), recipe=("--recipe", os.path.join(work, "recipe.json")))
+# Quantisation: what fixtures/reject/quant-* and fixtures/rules hold is not repeated; a header whose packed width and number of scale groups disagree wildly is.
+for cols in (1, 3, 2 ** 32):
+    body = {"l.weight_packed": ("U8", [4, 8], 32), "l.weight_scale": ("F8_E4M3", [4, cols], 4 * cols), "l.weight_global_scale": ("F32", [1], 4)}
+    header, at = {}, 0
+    for key, (dtype, shape, nbytes) in body.items():
+        header[key] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + nbytes]}
+        at += nbytes
+    args = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "symmetric": True, "dynamic": False}
+    config = {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized", "config_groups": {"g": {"targets": ["Linear"], "weights": args}}}
+    folder("%d scale columns" % cols, None, [] if cols == 1 else ["TEN05", "CNT03"], {"model.safetensors": raw(json.dumps(header), b"\x38" * 32 + b"\x7e" * min(4 * cols, 64) + b"\0\0\x28\x45")},
+           json.dumps({"model_type": "toy", "quantization_config": config}))
+# Images: bytes behind the end; cut and changed everywhere in the front.
+with open(os.path.join(work, "long.k3p"), "wb") as out, open(os.path.join(work, "image.k3p"), "rb") as source:
+    out.write(source.read() + b"x")
+n += 1
+if run("verify", os.path.join(work, "long.k3p"))[0] != 1:
+    complaints.append("an image with a byte behind its end is verified")
 with open(os.path.join(work, "image.k3p"), "rb") as source:
     image = source.read()
 path = os.path.join(work, "broken.k3p")
