@@ -9,6 +9,14 @@ PYTHONDONTWRITEBYTECODE=1 python3 tests/bench/gpu/test_figures.py || failed=1
 for script in tests/bench/gpu/*.py; do
   python3 -c 'import ast, sys; ast.parse(open(sys.argv[1]).read())' "$script" || { echo "FAILED: $script is no Python"; failed=1; }
 done
+# The structs that Python passes to the library are those of the header; a field too few is noticed.
+layout() {
+  python3 -c 'import sys; sys.path.insert(0, "tests/bench/gpu"); sys.dont_write_bytecode = True; import ours
+if len(sys.argv) > 1: ours.STRUCTS = {"k3_context": ours.Draft}
+print(ours.layout_in_c())' "$@" >"$work/layout.c" && ${CC:-cc} -std=c17 -D_GNU_SOURCE -I. -fsyntax-only "$work/layout.c" 2>"$work/log"
+}
+layout || { cat "$work/log"; echo "FAILED: tests/bench/gpu/ours.py and runtime/runtime.h differ"; failed=1; }
+layout broken && { echo "FAILED: another struct is not noticed"; failed=1; }
 # A formula that counts half a byte too few per 16 weights must be noticed.
 cp -r tests/bench/gpu "$work/broken"
 sed -i 's|0.5 + 1 / 16|0.5|' "$work/broken/figures.py"

@@ -22,7 +22,7 @@ class EngineInfo(c.Structure):
                                           "max_positions", "mask_token_id", "block_width", "image_block_width")] + [
         ("memory", c.c_int), ("activation_dtype", c.c_int), ("has_embedding", c.c_bool), ("has_head", c.c_bool), ("has_confidence", c.c_bool),
         ("context_nbytes", c.c_uint64), ("draft_nbytes", c.c_uint64), ("start_seconds", c.c_double), ("load_seconds", c.c_double),
-        ("load_nbytes", c.c_uint64), ("identity", c.c_char * 65)]
+        ("load_nbytes", c.c_uint64), ("load_reads", c.c_uint), ("identity", c.c_char * 65)]
 
 
 class Cache(c.Structure):
@@ -57,6 +57,23 @@ class StepTime(c.Structure):
 
 class CallTime(c.Structure):
     _fields_ = [("seconds", c.c_double), ("steps", c.POINTER(StepTime)), ("n_steps", c.c_size_t)]
+
+
+# Each struct by its name in runtime/runtime.h.
+STRUCTS = {"k3_array": Array, "k3_engine_options": EngineOptions, "k3_engine_info": EngineInfo, "k3_cache": Cache,
+           "k3_session_options": SessionOptions, "k3_context": Context, "k3_draft": Draft, "k3_measure": Measure, "k3_step_time": StepTime,
+           "k3_call_time": CallTime}
+
+
+def layout_in_c():
+    """A C program that fails to compile when a struct here is not the one of runtime/runtime.h: other fields, places or sizes."""
+    lines = ["#include \"runtime/runtime.h\""]
+    for name, mirror in STRUCTS.items():
+        lines.append(f'_Static_assert(sizeof(struct {name}) == {c.sizeof(mirror)}, "size of {name}");')
+        for field, _ in mirror._fields_:
+            at = getattr(mirror, field).offset
+            lines.append(f'_Static_assert(offsetof(struct {name}, {field}) == {at}, "{name}.{field}");')
+    return "\n".join(lines + ["int main(void) { return 0; }", ""])
 
 
 class Error(Exception):
@@ -153,8 +170,7 @@ class Session:
         context = Context(n_rows=taps.shape[0], taps=c.pointer(tap), n_tap_arrays=1, positions=positions.data_ptr(), slots=slots.data_ptr(),
                           states=array(states, "F32", memory), rows=array(rows, "F32", memory))
         self.kept.append((taps, positions, slots, states, rows, tap, context))
-        return lambda stream=None: self.library.check(self.library.c.k3_session_append(
-            self.handle, c.byref(self.cache), c.byref(context), c.c_void_p(stream), self.library.error))
+        return self.caller(self.library.c.k3_session_append, context)
 
     def draft_call(self, anchor_ids, anchor_positions, tables, draft_ids=None, hidden=None, base_logits=None, logits=None):
         """A function(stream) that drafts, with the outputs that are there."""
@@ -164,8 +180,17 @@ class Session:
                       confidence=array(None, "F32", memory), hidden=array(hidden, "F32", memory), base_logits=array(base_logits, "F32", memory),
                       logits=array(logits, "F32", memory))
         self.kept.append((anchor_ids, anchor_positions, tables, draft_ids, hidden, base_logits, logits, draft))
-        return lambda stream=None: self.library.check(self.library.c.k3_session_draft(
-            self.handle, c.byref(self.cache), c.byref(draft), c.c_void_p(stream), self.library.error))
+        return self.caller(self.library.c.k3_session_draft, draft)
+
+    def caller(self, function, parameters):
+        """A function(stream). Without a stream the session uses its own, which knows nothing of what the tensors' still have to do: that is waited for."""
+        import torch
+
+        def call(stream=None):
+            if stream is None and torch.cuda.is_available():
+                torch.cuda.synchronize()
+            self.library.check(function(self.handle, c.byref(self.cache), c.byref(parameters), c.c_void_p(stream), self.library.error))
+        return call
 
 
 class Image:

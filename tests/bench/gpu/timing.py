@@ -58,6 +58,8 @@ class Timer:
 
     def compare(self, ops, cold, min_calls):
         """Spreads of the seconds of one, in the order of the ops; every op has its turn in every round."""
+        if self.device == "cuda":
+            torch.cuda.synchronize()  # the inputs were made in another stream
         runners = [self._runner(op, cold, min_calls) for op in ops]
         samples = [[] for _ in ops]
         with torch.inference_mode():
