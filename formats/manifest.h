@@ -64,9 +64,13 @@ struct k3_manifest_tensor {
   const char *name;  // may be a pattern when n_shards is 0
   enum k3_role role;
   enum k3_tp_rule tp;
-  struct k3_manifest_shard *shards;  // [n_shards], regular runs expanded
+  struct k3_manifest_shard *shards;  // [n_shards], regular runs expanded; NULL: list_shards gives them
   size_t n_shards;
+  size_t first;  // for list_shards alone: which they are
 };
+
+// For writing: fills dst [tensor->n_shards] when a tensor's shards are needed, so that half a million need not exist at once.
+typedef void (*k3_manifest_shards_fn)(const void *ctx, const struct k3_manifest_tensor *tensor, struct k3_manifest_shard *dst);
 
 struct k3_manifest_linear {
   const char *module;               // "model.layers.0.mlp.gate_up_proj"
@@ -118,6 +122,8 @@ struct k3_manifest {
   uint32_t tp_rank;         // of a rank file
   const char **rank_seals;  // [tp_size] of the shared file; NULL in rank files
   bool digests, crc;
+  k3_manifest_shards_fn list_shards;  // of tensors without a list, with its ctx; a manifest that was read has none
+  const void *list_ctx;
   struct k3_arena arena;  // owns every string and list above
 };
 

@@ -367,7 +367,13 @@ static void put_tensors(struct k3_jsonw *writer, const struct k3_manifest *m) {
     if (tensor->role != K3_ROLE_CORE)
       k3_jsonw_string(writer, "role", roles[tensor->role]);
     if (tensor->n_shards > 0) {
-      struct k3_manifest_shard *shards = sorted(writer, tensor->shards, tensor->n_shards, sizeof *shards, k3_manifest_compare_shards);
+      struct k3_manifest_shard *shards = k3_calloc(tensor->n_shards, sizeof *shards, &writer->error);
+      if (shards && tensor->shards)
+        memcpy(shards, tensor->shards, tensor->n_shards * sizeof *shards);
+      else if (shards)
+        m->list_shards(m->list_ctx, tensor, shards);
+      if (shards)
+        qsort(shards, tensor->n_shards, sizeof *shards, k3_manifest_compare_shards);
       k3_jsonw_begin_array(writer, "shards");
       if (shards)
         put_runs(writer, m, shards, tensor->n_shards, false);

@@ -152,7 +152,7 @@ void k3_family_expect(const struct k3_config *config, const struct k3_family_con
 void k3_family_check_plain(const struct k3_plan *plan, const char *plain, struct k3_findings *findings) {
   for (size_t i = 0; plan->linears.n_quantised > 0 && i < plan->linears.n_items; i++) {
     const struct k3_linear *linear = &plan->linears.items[i];
-    if (linear->says.says != K3_SAYS_EITHER || linear->says.group->weights.num_bits != 8 || !linear->is_plain || !linear->is_linear ||
+    if (linear->says->says != K3_SAYS_EITHER || linear->says->group->weights.num_bits != 8 || !linear->is_plain || !linear->is_linear ||
         linear->of_target || (plain && strcmp(plan->recipe->modules[linear->module].name, plain) == 0))
       continue;
     enum k3_param param = k3_linear_weight(linear);

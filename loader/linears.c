@@ -148,7 +148,9 @@ static struct k3_linear *add_linear(struct k3_plan *plan, const char *name, size
   if (k3_grow(&linears->items, &linears->capacity, linears->n_items + 1, sizeof *linears->items, err) != K3_OK)
     return NULL;
   struct k3_linear *linear = &linears->items[linears->n_items++];
-  *linear = (struct k3_linear){.name = name, .name_nbytes = (uint32_t)nbytes, .module = UINT16_MAX, .is_plain = true, .is_sound = true};
+  static const struct k3_quant_answer plain = {.says = K3_SAYS_PLAIN};
+  *linear =
+      (struct k3_linear){.says = &plain, .name = name, .name_nbytes = (uint32_t)nbytes, .module = UINT16_MAX, .is_plain = true, .is_sound = true};
   for (int p = 0; p < K3_PARAM_KNOWN_COUNT; p++)
     linear->tensors[p] = K3_LINEAR_ABSENT;
   return linear;
@@ -296,6 +298,10 @@ static enum k3_status read_config(struct k3_plan *plan, struct k3_findings *find
   return status;
 }
 
+static bool same_answer(const struct k3_quant_answer *a, const struct k3_quant_answer *b) {
+  return a->says == b->says && a->group == b->group && a->rival == b->rival && a->ignored_by == b->ignored_by;
+}
+
 enum k3_status k3_plan_classify(struct k3_plan *plan, struct k3_findings *findings, struct k3_error *err) {
   for (size_t s = 0; s < plan->n_shards; s++)
     plan->shards[s].linear = K3_LINEAR_ABSENT;
@@ -303,10 +309,20 @@ enum k3_status k3_plan_classify(struct k3_plan *plan, struct k3_findings *findin
   K3_TRY(plan->recipe->keep_names ? collect_names(plan, findings, err) : collect_shards(plan, err));
   report_foreign(plan, findings);
   bool foreign = findings->n_errors_by_rule[K3_CFG21] > 0;
+  const struct k3_quant_answer *said = NULL;
   for (size_t i = 0; i < plan->linears.n_items; i++) {
     struct k3_linear *linear = &plan->linears.items[i];
-    if (plan->linears.config && !linear->of_target)
-      linear->says = k3_quant_config_find(plan->linears.config, linear->name, linear->name_nbytes, linear->is_linear);
+    if (plan->linears.config && !linear->of_target) {
+      const struct k3_quant_answer answer = k3_quant_config_find(plan->linears.config, linear->name, linear->name_nbytes, linear->is_linear);
+      if (!said || !same_answer(said, &answer)) {
+        struct k3_quant_answer *kept = k3_arena_alloc(&plan->arena, sizeof *kept, err);
+        if (!kept)
+          return K3_NO_MEMORY;
+        *kept = answer;
+        said = kept;
+      }
+      linear->says = said;
+    }
     // What stands beside weights of a foreign format follows rules of its own.
     if (!foreign)
       k3_linear_classify(plan, linear, findings);

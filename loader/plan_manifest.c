@@ -10,6 +10,7 @@ enum { MANIFEST_ROUND_NBYTES = 64 };
 
 // Lists grow in plain memory (the arena cannot), strings live in the manifest's arena or in the checkpoint.
 struct lists {
+  const struct k3_plan *plan;
   struct k3_manifest m;
   char *model_json;  // of recipes that describe their model
   size_t sources_capacity, documents_capacity, tensors_capacity, linears_capacity, views_capacity, reductions_capacity, dropped_capacity;
@@ -63,7 +64,17 @@ static enum k3_status add_tensor(struct lists *l, struct k3_manifest_tensor tens
   return K3_OK;
 }
 
-// An entry for every stacked or renamed-from-elsewhere tensor, with its shards.
+// The plan's shards from tensor->first on.
+static void list_shards(const void *ctx, const struct k3_manifest_tensor *tensor, struct k3_manifest_shard *dst) {
+  const struct lists *l = ctx;
+  for (size_t s = 0; s < tensor->n_shards; s++) {
+    const struct k3_plan_shard *shard = &l->plan->shards[tensor->first + s];
+    dst[s] = (struct k3_manifest_shard){shard->id, k3_plan_source_of(l->plan, &shard->mapped)->name, source_index(l->plan, l, &shard->mapped),
+                                        shard->row, shard->n_rows};
+  }
+}
+
+// An entry for every stacked or renamed-from-elsewhere tensor; its shards are listed when they are written.
 static enum k3_status list_stacks(const struct k3_plan *plan, struct lists *l, struct k3_error *err) {
   for (size_t first = 0, last; first < plan->n_shards; first = last) {
     const struct k3_plan_shard *head = &plan->shards[first];
@@ -77,16 +88,9 @@ static enum k3_status list_stacks(const struct k3_plan *plan, struct lists *l, s
     bool follows = n_copied > 0 ? strcmp(copied, name) == 0 : !module;
     if (follows && (!module || !module->shard) && !head->mapped.of_target && !head->encoded)
       continue;  // merely copied: its name follows from root and aliases
-    struct k3_manifest_shard *shards = k3_arena_alloc(&l->m.arena, (last - first) * sizeof *shards, err);
-    if (!shards)
-      return K3_NO_MEMORY;
-    for (size_t s = first; s < last; s++) {
-      const struct k3_plan_shard *shard = &plan->shards[s];
-      shards[s - first] = (struct k3_manifest_shard){shard->id, k3_plan_source_of(plan, &shard->mapped)->name, source_index(plan, l, &shard->mapped),
-                                                     shard->row, shard->n_rows};
-    }
     K3_TRY(add_tensor(
-        l, (struct k3_manifest_tensor){name, module ? module->role : K3_ROLE_OPTIONAL, module ? module->tp : K3_TP_REPLICATE, shards, last - first},
+        l,
+        (struct k3_manifest_tensor){name, module ? module->role : K3_ROLE_OPTIONAL, module ? module->tp : K3_TP_REPLICATE, NULL, last - first, first},
         err));
   }
   return K3_OK;
@@ -104,7 +108,7 @@ static enum k3_status list_encoded(const struct k3_plan *plan, struct lists *l, 
     if (!shard)
       return K3_NO_MEMORY;
     *shard = (struct k3_manifest_shard){0, k3_ckpt_tensor(plan->ckpt, piece->tensor)->name, file - plan->ckpt->files, 0, tensor->shape[0]};
-    K3_TRY(add_tensor(l, (struct k3_manifest_tensor){tensor->name, K3_ROLE_CORE, K3_TP_REPLICATE, shard, 1}, err));
+    K3_TRY(add_tensor(l, (struct k3_manifest_tensor){tensor->name, K3_ROLE_CORE, K3_TP_REPLICATE, shard, 1, 0}, err));
   }
   return K3_OK;
 }
@@ -126,7 +130,7 @@ static enum k3_status list_rules(const struct k3_plan *plan, struct lists *l, st
     const char *name = keep(l, text, err);
     if (!name)
       return K3_NO_MEMORY;
-    K3_TRY(add_tensor(l, (struct k3_manifest_tensor){name, module->role, module->tp, NULL, 0}, err));
+    K3_TRY(add_tensor(l, (struct k3_manifest_tensor){name, module->role, module->tp, NULL, 0, 0}, err));
   }
   return K3_OK;
 }
@@ -276,7 +280,9 @@ static enum k3_status fill(const struct k3_plan *plan, struct lists *l, struct k
 }
 
 enum k3_status k3_plan_write_manifest(struct k3_plan *plan, struct k3_error *err) {
-  struct lists l = {0};
+  struct lists l = {.plan = plan};
+  l.m.list_shards = list_shards;
+  l.m.list_ctx = &l;
   if (plan->recipe->model && plan->ckpt->config) {
     l.model_json = k3_recipe_model_json(plan->recipe, plan->ckpt->config, err);
     if (!l.model_json)

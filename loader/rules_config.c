@@ -96,7 +96,7 @@ static void check_modules(const struct rules *r) {
   char said[160];
   for (size_t i = 0; i < r->linears->n_items; i++) {
     const struct k3_linear *linear = &r->linears->items[i];
-    const struct k3_quant_answer *says = &linear->says;
+    const struct k3_quant_answer *says = linear->says;
     if (linear->of_target)
       continue;
     const struct k3_st_tensor *weight = weight_of(r, linear);

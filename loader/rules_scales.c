@@ -428,7 +428,7 @@ static enum k3_status check_integers(const struct report *r, struct k3_linear *l
       report_tensor(r, linear, K3_PARAM_WEIGHT_G_IDX, K3_TEN10, "the group of every column, equally many in each",
                     "an index of another length, out of range, or uneven");
   }
-  bool symmetric = !packed || (linear->says.group && linear->says.group->weights.symmetric);
+  bool symmetric = !packed || (linear->says->group && linear->says->group->weights.symmetric);
   if (zeros && symmetric) {
     uint64_t nbytes = zeros->end - zeros->begin, from = 0;
     unsigned char buffer[4096];

@@ -362,7 +362,7 @@ void k3_linear_classify(const struct k3_plan *plan, struct k3_linear *linear, st
                       .findings = findings,
                       .weight = k3_linear_tensor(plan, linear, weight_param),
                       .scale = k3_linear_tensor(plan, linear, k3_linear_scale(linear)),
-                      .args = linear->says.group ? &linear->says.group->weights : NULL};
+                      .args = linear->says->group ? &linear->says->group->weights : NULL};
   const struct k3_st_tensor *w = look.weight;
   linear->n_rows = w->rank > 0 ? w->shape[0] : 1;
   linear->n_cols = w->rank > 1 ? w->shape[w->rank - 1u] : 1;
@@ -423,7 +423,7 @@ static size_t expert_pattern(const struct k3_linear *linear, char *dst, size_t c
 }
 
 static bool needs_input_scale(const struct k3_linear *linear) {
-  const struct k3_quant_args *in = linear->says.group ? &linear->says.group->inputs : NULL;
+  const struct k3_quant_args *in = linear->says->group ? &linear->says->group->inputs : NULL;
   return !linear->is_plain && in && in->num_bits > 0 && !in->dynamic && !(in->strategy == K3_STRATEGY_TOKEN);
 }
 
