@@ -104,6 +104,7 @@ void *k3_arena_alloc(struct k3_arena *arena, size_t nbytes, struct k3_error *err
     k3_fail_memory(err, nbytes);
     return NULL;
   }
+  arena->used_nbytes = (arena->used_nbytes + 7) & ~(size_t)7;  // behind a text it may be odd
   if (!arena->blocks || arena->block_nbytes - arena->used_nbytes < rounded) {
     // Blocks double, so that an arena of few objects stays small and one of many needs few blocks.
     size_t usual = arena->blocks ? 2 * arena->block_nbytes : FIRST_BLOCK_NBYTES, total;
@@ -128,8 +129,15 @@ void *k3_arena_alloc(struct k3_arena *arena, size_t nbytes, struct k3_error *err
   return ptr;
 }
 
+// Texts stand without padding: a checkpoint has half a million names.
 char *k3_arena_strndup(struct k3_arena *arena, const char *src, size_t nbytes, struct k3_error *err) {
-  char *copy = k3_arena_alloc(arena, nbytes + 1, err);
+  char *copy;
+  if (arena->blocks && nbytes < arena->block_nbytes - arena->used_nbytes) {
+    copy = (char *)arena->blocks->bytes + arena->used_nbytes;
+    arena->used_nbytes += nbytes + 1;
+  } else if ((copy = k3_arena_alloc(arena, nbytes + 1, err))) {
+    arena->used_nbytes -= ((nbytes + 1 + 7) & ~(size_t)7) - (nbytes + 1);
+  }
   if (copy) {
     memcpy(copy, src, nbytes);
     copy[nbytes] = '\0';

@@ -69,24 +69,24 @@ static enum k3_status encode_piece(const struct k3_plan *plan, const struct k3_p
 
 static enum k3_status gather_data(const struct k3_plan *plan, const struct k3_plan_tensor *tensor, uint64_t from, size_t nbytes, unsigned char *to,
                                   struct run *run, struct k3_error *err) {
-  const struct k3_plan_piece *pieces = plan->pieces + tensor->first_piece;
   uint32_t low = 0, high = tensor->n_pieces;  // last piece that begins at or before `from`
   while (high - low > 1) {
     uint32_t middle = low + (high - low) / 2;
-    if (pieces[middle].dst_offset <= from)
+    if (k3_plan_piece_at(plan, tensor, middle).dst_offset <= from)
       low = middle;
     else
       high = middle;
   }
   for (; nbytes > 0 && low < tensor->n_pieces; low++) {
-    uint64_t length = pieces[low].row_nbytes * pieces[low].n_rows, at = from - pieces[low].dst_offset;
+    const struct k3_plan_piece piece = k3_plan_piece_at(plan, tensor, low);
+    uint64_t length = piece.row_nbytes * piece.n_rows, at = from - piece.dst_offset;
     if (at >= length)
       continue;  // an empty shard
     size_t n = length - at < nbytes ? (size_t)(length - at) : nbytes;
-    if (pieces[low].encoded)
-      K3_TRY(encode_piece(plan, &pieces[low], (enum k3_param)tensor->param, at, n, to, err));
+    if (piece.encoded)
+      K3_TRY(encode_piece(plan, &piece, (enum k3_param)tensor->param, at, n, to, err));
     else
-      K3_TRY(gather_piece(plan, &pieces[low], at, n, to, run, err));
+      K3_TRY(gather_piece(plan, &piece, at, n, to, run, err));
     from += n;
     to += n;
     nbytes -= n;
@@ -101,9 +101,9 @@ static enum k3_status gather_source(const struct k3_plan_source *source, uint64_
   int fd;
   struct k3_file_id id;
   K3_TRY(k3_open_read(source->path, &fd, &id, err));
-  enum k3_status status = id.nbytes == source->nbytes
-                              ? k3_pread_full(fd, to, nbytes, from, source->path, err)
-                              : k3_fail(err, K3_IO, K3_RULE_NONE, source->path, NULL, "a file that nobody writes to meanwhile", "the file changed its size");
+  enum k3_status status = id.nbytes == source->nbytes ? k3_pread_full(fd, to, nbytes, from, source->path, err)
+                                                      : k3_fail(err, K3_IO, K3_RULE_NONE, source->path, NULL,
+                                                                "a file that nobody writes to meanwhile", "the file changed its size");
   close(fd);
   return status;
 }

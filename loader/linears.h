@@ -25,21 +25,21 @@ enum k3_foreign {
   K3_FOREIGN_INT8
 };
 
-// One module that holds a weight of two dimensions or more (a norm has one and is none).
+// One module that holds a weight of two dimensions or more (a norm has one and is none). There may be a quarter of a million: wide fields first.
 struct k3_linear {
-  const char *name;  // [name_nbytes] stored name without parameter, part of a tensor's name
-  uint32_t name_nbytes;
-  uint32_t tensors[K3_PARAM_KNOWN_COUNT];  // numbers in its checkpoint, K3_LINEAR_ABSENT
-  uint64_t n_rows, n_cols;                 // of the weight, unpacked; n_cols 0: cannot be told
-  struct k3_quant_scheme scheme;
-  bool of_target;
-  bool is_linear;            // what configs call "Linear": no embedding, no lookup
-  bool is_plain;             // BF16, F16, F32: scheme is that
-  const char *encoded_from;  // dtype of the source when the weight is encoded on the way (loader/requantise.h), and scheme the new one; else NULL
-  bool is_sound;             // shapes and dtypes of all companions are right
-  uint16_t module;           // of the recipe; UINT16_MAX under "generic"
-  uint32_t index[K3_RECIPE_MAX_INDEXES];
+  const char *name;          // [name_nbytes] stored name without parameter, part of a tensor's name
+  const char *encoded_from;  // dtype of the source when the weight is encoded on the way (loader/requantise.h), scheme the new one; else NULL
   const struct k3_quant_answer *says;  // what the config says; PLAIN without one. Thousands of experts share one
+  uint64_t n_rows, n_cols;             // of the weight, unpacked; n_cols 0: cannot be told
+  struct k3_quant_scheme scheme;
+  uint32_t tensors[K3_PARAM_KNOWN_COUNT];  // numbers in its checkpoint, K3_LINEAR_ABSENT
+  uint32_t index[K3_RECIPE_MAX_INDEXES];
+  uint32_t name_nbytes;
+  uint16_t module;  // of the recipe; UINT16_MAX under "generic"
+  bool of_target;
+  bool is_linear;  // what configs call "Linear": no embedding, no lookup
+  bool is_plain;   // BF16, F16, F32: scheme is that
+  bool is_sound;   // shapes and dtypes of all companions are right
 };
 
 struct k3_linears {

@@ -29,7 +29,7 @@ struct k3_plan_tensor {
   const char *name;       // NULL for a pad, whose name follows from its number
   const uint64_t *shape;  // [rank]; for bytes: shape NULL, rank 1
   uint64_t offset, nbytes;  // relative to the data area
-  uint32_t first_piece, n_pieces;  // DATA; for PAD first_piece is the number, for SOURCE the index of the source
+  uint32_t first_piece, n_pieces;  // DATA: k3_plan_piece_at; for PAD first_piece is the number, for SOURCE the index of the source
   uint8_t dtype, rank, kind;
   uint8_t param;          // enum k3_param of DATA
   bool view_addressed;
@@ -48,8 +48,8 @@ struct k3_plan_piece {
 
 // The slice of a source tensor that a rank holds, in rows or columns of its normal shape. Axis 0: all of it.
 struct k3_plan_cut {
-  uint64_t first;
-  uint64_t n : 62, axis : 2;  // axis: 1 rows, 2 columns
+  uint32_t first;
+  uint32_t n : 30, axis : 2;  // axis: 1 rows, 2 columns
 };
 
 // Which file of a folder a plan is of (loader/split.h); tp 0: a whole image.
@@ -97,7 +97,7 @@ struct k3_plan {
   struct k3_dspark_model dspark;       // valid for family "k3-dspark"
   struct k3_plan_tensor *tensors;      // [n_tensors]
   size_t n_tensors, tensors_capacity;
-  struct k3_plan_piece *pieces;
+  struct k3_plan_piece *pieces;        // of generic; NULL with shards, each of which is a piece
   size_t n_pieces, pieces_capacity;
   struct k3_plan_shard *shards;        // of modules, sorted by image tensor; empty for generic
   size_t n_shards, shards_capacity;
@@ -127,6 +127,9 @@ enum k3_status k3_plan_map(const struct k3_ckpt *ckpt, const struct k3_ckpt *tar
 // Lays the image out: order, alignment, pads, manifest, header length. Only after a mapping without error-level findings.
 enum k3_status k3_plan_layout(struct k3_plan *plan, struct k3_findings *findings, struct k3_error *err);
 void k3_plan_free(struct k3_plan *plan);  // an empty struct is fine
+
+// Piece i of a DATA tensor, after the layout; they follow each other in the order of dst_offset.
+struct k3_plan_piece k3_plan_piece_at(const struct k3_plan *plan, const struct k3_plan_tensor *tensor, uint32_t i);
 
 // The names that a target model's embedding or head may have, for k3_ckpt_options.wanted; ctx is the recipe.
 bool k3_plan_borrowed_name(void *ctx, const char *tensor);

@@ -13,8 +13,8 @@
 
 enum {
   PAGE_NBYTES = 4096,
-  SMALL_NBYTES = 4096,       // tensors below stand together without padding
-  LARGE_NBYTES = 1 << 20,    // tensors from here on begin at pages
+  SMALL_NBYTES = 4096,     // tensors below stand together without padding
+  LARGE_NBYTES = 1 << 20,  // tensors from here on begin at pages
   SMALL_ALIGN_NBYTES = 256,
 };
 
@@ -26,12 +26,12 @@ struct draft {
 
 struct layout {
   struct k3_plan *plan;
-  uint16_t *phase_of;   // [n_modules] block of the forward
-  bool *loop;           // [n_modules] the phase runs over layers
-  bool *view;           // [n_modules] some module of the stack has a view
+  uint16_t *phase_of;  // [n_modules] block of the forward
+  bool *loop;          // [n_modules] the phase runs over layers
+  bool *view;          // [n_modules] some module of the stack has a view
   struct draft *drafts;
   size_t n_drafts, drafts_capacity;
-  uint64_t offset;      // next free byte
+  uint64_t offset;  // next free byte
   uint32_t n_pads;
 };
 
@@ -154,7 +154,34 @@ static const char *image_name(struct layout *l, const struct k3_plan_shard *shar
   return k3_arena_strndup(&l->plan->arena, name, n, err);
 }
 
-// One image tensor from the shards [first, last): agreement in dtype and row shape, rows summed up, a piece for each.
+// The bytes of one shard, wherever they go; its own normal shape, cut, in own [rank], of which the result is the rank.
+static enum k3_status piece_of(const struct k3_plan *plan, const struct k3_plan_shard *shard, uint64_t own[K3_ST_MAX_RANK + 1], unsigned *rank,
+                               struct k3_plan_piece *piece, struct k3_error *err) {
+  const struct k3_st_tensor *t = k3_plan_stored_of(plan, shard);
+  *rank = k3_plan_normal_shape(plan, shard, own);
+  *piece = (struct k3_plan_piece){.row_nbytes = t->end - t->begin,
+                                  .src_stride = t->end - t->begin,
+                                  .n_rows = 1,
+                                  .tensor = shard->mapped.tensor & 0x7FFFFFFFu,
+                                  .of_target = shard->mapped.of_target,
+                                  .encoded = shard->encoded};
+  return k3_plan_apply_cut(shard, t, *rank, own, piece, err);
+}
+
+struct k3_plan_piece k3_plan_piece_at(const struct k3_plan *plan, const struct k3_plan_tensor *tensor, uint32_t i) {
+  if (plan->pieces)
+    return plan->pieces[tensor->first_piece + i];
+  const struct k3_plan_shard *shard = &plan->shards[tensor->first_piece + i];
+  uint64_t own[K3_ST_MAX_RANK + 1];
+  unsigned rank;
+  struct k3_plan_piece piece;
+  piece_of(plan, shard, own, &rank, &piece, NULL);  // the layout has seen that its cut fits
+  if (shard->row > 0)                               // rows of a stack have equally many bits
+    piece.dst_offset = (uint64_t)((unsigned __int128)shard->row * tensor->nbytes / tensor->shape[0]);
+  return piece;
+}
+
+// One image tensor from the shards [first, last): agreement in dtype and row shape, rows and bytes summed up.
 static enum k3_status add_stack(struct layout *l, size_t first, size_t last, struct k3_findings *findings, struct k3_error *err) {
   struct k3_plan *plan = l->plan;
   struct k3_plan_shard *head = &plan->shards[first];
@@ -162,20 +189,13 @@ static enum k3_status add_stack(struct layout *l, size_t first, size_t last, str
   bool stacked = head->mapped.module != K3_MODULE_CARRY && plan->recipe->modules[head->mapped.module].shard;
   uint64_t shape[K3_ST_MAX_RANK + 1], n_rows = 0, nbytes = 0;
   unsigned rank = k3_plan_normal_shape(plan, head, shape);
-  uint32_t first_piece = (uint32_t)plan->n_pieces;
   for (size_t s = first; s < last; s++) {
     struct k3_plan_shard *shard = &plan->shards[s];
     const struct k3_st_tensor *t = k3_plan_stored_of(plan, shard);
     uint64_t own[K3_ST_MAX_RANK + 1];
-    unsigned own_rank = k3_plan_normal_shape(plan, shard, own);
-    struct k3_plan_piece piece = {.dst_offset = nbytes,
-                                  .row_nbytes = t->end - t->begin,
-                                  .src_stride = t->end - t->begin,
-                                  .n_rows = 1,
-                                  .tensor = shard->mapped.tensor & 0x7FFFFFFFu,
-                                  .of_target = shard->mapped.of_target,
-                                  .encoded = shard->encoded};
-    K3_TRY(k3_plan_apply_cut(shard, t, own_rank, own, &piece, err));
+    unsigned own_rank;
+    struct k3_plan_piece piece;
+    K3_TRY(piece_of(plan, shard, own, &own_rank, &piece, err));
     if (s == first)
       memcpy(shape, own, rank * sizeof *own);
     if (s > first && shard->id == plan->shards[s - 1].id) {
@@ -189,8 +209,6 @@ static enum k3_status add_stack(struct layout *l, size_t first, size_t last, str
     shard->n_rows = rank > 0 ? own[0] : 1;
     if (!k3_add_u64(n_rows, shard->n_rows, &n_rows))
       return k3_fail(err, K3_BAD_INPUT, K3_CNT05, NULL, t->name, NULL, "more rows than a 64-bit number holds");
-    K3_TRY(k3_grow(&plan->pieces, &plan->pieces_capacity, plan->n_pieces + 1, sizeof *plan->pieces, err));
-    plan->pieces[plan->n_pieces++] = piece;
     if (!k3_add_u64(nbytes, piece.row_nbytes * piece.n_rows, &nbytes))
       return k3_fail(err, K3_BAD_INPUT, K3_CNT05, NULL, t->name, NULL, "more bytes than a 64-bit number holds");
   }
@@ -205,7 +223,7 @@ static enum k3_status add_stack(struct layout *l, size_t first, size_t last, str
   draft.t = (struct k3_plan_tensor){.name = name,
                                     .shape = kept,
                                     .nbytes = nbytes,
-                                    .first_piece = first_piece,
+                                    .first_piece = (uint32_t)first,
                                     .n_pieces = (uint32_t)(last - first),
                                     .dtype = source->dtype,
                                     .rank = (uint8_t)rank,
@@ -218,7 +236,6 @@ static enum k3_status add_stack(struct layout *l, size_t first, size_t last, str
 static enum k3_status draft_modules(struct layout *l, struct k3_findings *findings, struct k3_error *err) {
   struct k3_plan *plan = l->plan;
   K3_TRY(prepare_modules(l, err));
-  K3_TRY(k3_grow(&plan->pieces, &plan->pieces_capacity, plan->n_shards, sizeof *plan->pieces, err));  // one each; growing would leave holes
   K3_TRY(k3_plan_number_shards(plan, err));
   if (plan->n_shards > 1)
     qsort_r(plan->shards, plan->n_shards, sizeof *plan->shards, compare_shards, l);
@@ -264,8 +281,8 @@ static enum k3_status draft_encoded(struct layout *l, uint32_t tensor, uint32_t 
                                       .param = (uint8_t)params[p]};
     if (!draft.t.name)
       return K3_NO_MEMORY;
-    plan->pieces[plan->n_pieces++] = (struct k3_plan_piece){
-        .row_nbytes = t->end, .src_stride = t->end, .n_rows = 1, .tensor = tensor & 0x7FFFFFFFu, .encoded = encoded};
+    plan->pieces[plan->n_pieces++] =
+        (struct k3_plan_piece){.row_nbytes = t->end, .src_stride = t->end, .n_rows = 1, .tensor = tensor & 0x7FFFFFFFu, .encoded = encoded};
     l->drafts[l->n_drafts++] = draft;
   }
   return K3_OK;
@@ -301,8 +318,8 @@ static enum k3_status draft_copies(struct layout *l, struct k3_error *err) {
       status = draft_encoded(l, order[i], encoded, err);
       continue;
     }
-    plan->pieces[plan->n_pieces++] = (struct k3_plan_piece){.row_nbytes = draft.t.nbytes, .src_stride = draft.t.nbytes, .n_rows = 1,
-                                                            .tensor = order[i] & 0x7FFFFFFFu};
+    plan->pieces[plan->n_pieces++] =
+        (struct k3_plan_piece){.row_nbytes = draft.t.nbytes, .src_stride = draft.t.nbytes, .n_rows = 1, .tensor = order[i] & 0x7FFFFFFFu};
     l->drafts[l->n_drafts++] = draft;
   }
   k3_free(order);
@@ -345,9 +362,13 @@ static enum k3_status place_body(struct layout *l, struct k3_error *err) {
     char text[32];
     int n = snprintf(text, sizeof text, K3_IMAGE_SOURCE_PREFIX "%u", s);
     const char *name = k3_arena_strndup(&l->plan->arena, text, (size_t)n, err);
-    status = name ? place(l, (struct k3_plan_tensor){.name = name, .nbytes = l->plan->sources[s].nbytes, .dtype = K3_DTYPE_U8, .rank = 1,
-                                                     .kind = K3_PLAN_SOURCE, .first_piece = s}, err)
-                  : K3_NO_MEMORY;
+    status =
+        name ? place(
+                   l,
+                   (struct k3_plan_tensor){
+                       .name = name, .nbytes = l->plan->sources[s].nbytes, .dtype = K3_DTYPE_U8, .rank = 1, .kind = K3_PLAN_SOURCE, .first_piece = s},
+                   err)
+             : K3_NO_MEMORY;
   }
   return status == K3_OK ? pad_to(l, PAGE_NBYTES, err) : status;
 }
@@ -373,7 +394,8 @@ enum k3_status k3_plan_list_sources(struct k3_plan *plan, struct k3_error *err) 
   }
   for (size_t d = 0; d < plan->ckpt->n_documents; d++) {
     const struct k3_ckpt_document *document = &plan->ckpt->documents[d];
-    plan->sources[plan->n_sources++] = (struct k3_plan_source){document->path, document->name, -1, document->nbytes, document->nbytes, false, false, ""};
+    plan->sources[plan->n_sources++] =
+        (struct k3_plan_source){document->path, document->name, -1, document->nbytes, document->nbytes, false, false, ""};
   }
   return K3_OK;
 }
@@ -431,11 +453,11 @@ enum k3_status k3_plan_layout(struct k3_plan *plan, struct k3_findings *findings
   uint64_t body_nbytes = l.offset;
   plan->n_segments = k3_ceil_div_u64(body_nbytes, K3_IMAGE_SEGMENT_NBYTES);
   l.offset = 0;
-  struct k3_plan_tensor front = {.dtype = K3_DTYPE_U8, .rank = 1, .name = K3_IMAGE_MANIFEST_NAME, .kind = K3_PLAN_MANIFEST,
-                                 .nbytes = plan->manifest_nbytes};
+  struct k3_plan_tensor front = {
+      .dtype = K3_DTYPE_U8, .rank = 1, .name = K3_IMAGE_MANIFEST_NAME, .kind = K3_PLAN_MANIFEST, .nbytes = plan->manifest_nbytes};
   K3_TRY_GOTO(status, out, place(&l, front, err));
-  front = (struct k3_plan_tensor){.dtype = K3_DTYPE_U8, .rank = 2, .name = K3_IMAGE_DIGESTS_NAME, .kind = K3_PLAN_DIGESTS,
-                                  .nbytes = plan->n_segments * K3_SHA256_NBYTES};
+  front = (struct k3_plan_tensor){
+      .dtype = K3_DTYPE_U8, .rank = 2, .name = K3_IMAGE_DIGESTS_NAME, .kind = K3_PLAN_DIGESTS, .nbytes = plan->n_segments * K3_SHA256_NBYTES};
   K3_TRY_GOTO(status, out, place(&l, front, err));
   front = (struct k3_plan_tensor){.dtype = K3_DTYPE_U8, .rank = 2, .name = K3_IMAGE_CRC_NAME, .kind = K3_PLAN_CRC, .nbytes = plan->n_segments * 4};
   if (plan->options.crc)

@@ -7,6 +7,8 @@
 #include "loader/plan_parts.h"
 #include "quant/slice.h"
 
+enum { MAX_EXTENT = 1 << 30 };
+
 static bool same_instance(const struct k3_mapped *a, const struct k3_mapped *b) {
   return a->module == b->module && memcmp(a->index, b->index, sizeof a->index) == 0;
 }
@@ -25,8 +27,8 @@ struct instance {
   const char *name;  // the weight's
   uint64_t n_rows, n_cols;
   unsigned rank;
-  uint64_t cols_per_elem;           // 2 when an element holds two codes
-  uint64_t block_rows, block_cols;  // 0: the whole extent shares a scale, or there is none
+  uint32_t cols_per_elem;           // 2 when an element holds two codes
+  uint32_t block_rows, block_cols;  // 0: the whole extent shares a scale, or there is none
   bool found;
 };
 
@@ -82,21 +84,24 @@ static enum k3_status cut_shard(const struct instance *w, enum k3_tp_rule rule, 
   *cut = (struct k3_plan_cut){0};
   if (is_kept_whole(param))
     return K3_OK;
+  if (w->n_rows >= MAX_EXTENT || w->n_cols >= MAX_EXTENT)  // what a cut has room for
+    return k3_fail(err, K3_UNSUPPORTED, K3_PCK05, NULL, source->name, "below 2^30 rows and columns", "%llu rows, %llu columns",
+                   (unsigned long long)w->n_rows, (unsigned long long)w->n_cols);
+  const uint32_t first = (uint32_t)slice->first, n = (uint32_t)slice->n;
   switch (param) {
     case K3_PARAM_WEIGHT:
     case K3_PARAM_WEIGHT_PACKED:
-      *cut = rows ? (struct k3_plan_cut){slice->first, slice->n, 1}
-                  : (struct k3_plan_cut){slice->first / w->cols_per_elem, slice->n / w->cols_per_elem, 2};
+      *cut = rows ? (struct k3_plan_cut){first, n, 1} : (struct k3_plan_cut){first / w->cols_per_elem, n / w->cols_per_elem, 2};
       return K3_OK;
     case K3_PARAM_WEIGHT_SCALE:
       if (rows && w->block_rows)
-        *cut = (struct k3_plan_cut){slice->first / w->block_rows, slice->n / w->block_rows, 1};
+        *cut = (struct k3_plan_cut){first / w->block_rows, n / w->block_rows, 1};
       else if (!rows && w->block_cols)
-        *cut = (struct k3_plan_cut){slice->first / w->block_cols, slice->n / w->block_cols, 2};
+        *cut = (struct k3_plan_cut){first / w->block_cols, n / w->block_cols, 2};
       return K3_OK;
     case K3_PARAM_BIAS:
       if (rows)
-        *cut = (struct k3_plan_cut){slice->first, slice->n, 1};
+        *cut = (struct k3_plan_cut){first, n, 1};
       return K3_OK;
     default:
       return k3_fail(err, K3_UNSUPPORTED, K3_PCK05, NULL, source->name, "weight, scales and bias", "there is no rule how to cut this parameter");

@@ -88,7 +88,7 @@ static void schemes_are_found(void **state) {
       assert_int_equal(kv->n_cols, 64);
       assert_true(kv->is_sound && !kv->is_plain && kv->is_linear);
       const struct k3_linear *plain = linear_of(&o, "layers.2.self_attn.kv_b_proj"), *table = linear_of(&o, "embed_tokens");
-      assert_true(plain->is_plain && plain->is_linear && plain->scheme.scheme == K3_SCHEME_BF16 && plain->says.says == K3_SAYS_PLAIN);
+      assert_true(plain->is_plain && plain->is_linear && plain->scheme.scheme == K3_SCHEME_BF16 && plain->says->says == K3_SAYS_PLAIN);
       assert_true(table->is_plain && !table->is_linear);
       assert_int_equal(o.findings.n_errors + o.findings.n_warnings, o.findings.n_by_rule[K3_TEN14]);  // that one is about the head, under generic
       // 7 projections in each of 3 layers, context_proj, and markov_w2 where its 16 columns are whole groups.

@@ -19,10 +19,10 @@ static struct k3_manifest_source sources[] = {{"model-00001-of-00002.safetensors
 static struct k3_manifest_document documents[] = {{"config.json", "__source__.2"}};
 static struct k3_manifest_shard qkv[] = {{1, "layers.0.kv_a.weight", 0, 4, 3}, {0, "layers.0.q_a.weight", 0, 0, 4}};
 static struct k3_manifest_shard embed[] = {{0, "language_model.embed.weight", 1, 0, 16}};
-static struct k3_manifest_tensor tensors[] = {{"model.layers.{i}.o_proj.*", K3_ROLE_CORE, K3_TP_ROW, NULL, 0},
-                                              {"model.layers.0.qkv.weight", K3_ROLE_CORE, K3_TP_REPLICATE, qkv, 2},
-                                              {"model.embed_tokens.weight", K3_ROLE_BORROWED, K3_TP_VOCAB, embed, 1},
-                                              {"model.confidence.*", K3_ROLE_OPTIONAL, K3_TP_COLUMN, NULL, 0}};
+static struct k3_manifest_tensor tensors[] = {{"model.layers.{i}.o_proj.*", K3_ROLE_CORE, K3_TP_ROW, NULL, 0, 0},
+                                              {"model.layers.0.qkv.weight", K3_ROLE_CORE, K3_TP_REPLICATE, qkv, 2, 0},
+                                              {"model.embed_tokens.weight", K3_ROLE_BORROWED, K3_TP_VOCAB, embed, 1, 0},
+                                              {"model.confidence.*", K3_ROLE_OPTIONAL, K3_TP_COLUMN, NULL, 0, 0}};
 static struct k3_manifest_linear linears[] = {
     {"model.layers.0.up", "nvfp4", 1, 16, true, NULL},     {"model.layers.0.down", "fp8-block", 128, 128, false, NULL},
     {"model.layers.10.up", "nvfp4", 1, 16, true, NULL},    {"model.layers.2.up", "nvfp4", 1, 16, false, NULL},
@@ -258,7 +258,7 @@ static void the_model_object(void **state) {
 
 // Writes one tensor with these shards; the text of its list. Free with free.
 static char *shards_text(struct k3_manifest_shard *shards, size_t n) {
-  struct k3_manifest_tensor tensor = {"t", K3_ROLE_CORE, K3_TP_REPLICATE, shards, n};
+  struct k3_manifest_tensor tensor = {"t", K3_ROLE_CORE, K3_TP_REPLICATE, shards, n, 0};
   struct k3_manifest m = everything();
   m.tensors = &tensor;
   m.n_tensors = 1;
@@ -394,7 +394,7 @@ static void half_a_million_shards_take_less_than_a_megabyte(void **state) {
       size_t n_parts = t < 2 ? 2 : 1;
       int n = snprintf(name, sizeof name, "model.layers.%d.block_sparse_moe.experts.%s.%s", layer, t < 2 ? "w13" : "w2", params[t % 2]);
       struct k3_manifest_tensor *tensor = &m.tensors[m.n_tensors++];
-      *tensor = (struct k3_manifest_tensor){k3_arena_strndup(&arena, name, (size_t)n, NULL), K3_ROLE_CORE, K3_TP_COLUMN, NULL, EXPERTS * n_parts};
+      *tensor = (struct k3_manifest_tensor){k3_arena_strndup(&arena, name, (size_t)n, NULL), K3_ROLE_CORE, K3_TP_COLUMN, NULL, EXPERTS * n_parts, 0};
       tensor->shards = k3_arena_alloc(&arena, tensor->n_shards * sizeof *tensor->shards, NULL);
       for (size_t s = 0; s < tensor->n_shards; s++) {
         n = snprintf(name, sizeof name, "model.layers.%d.block_sparse_moe.experts.%zu.%s.%s", layer, s / n_parts, t < 2 ? parts[s % 2] : "w2",

@@ -75,9 +75,9 @@ static void cut_convolutions(const struct k3_plan *whole) {
   for (size_t t = 0; t < part.n_tensors; t++) {
     if (!part.tensors[t].name || !strstr(part.tensors[t].name, "_conv1d.weight"))
       continue;
-    const struct k3_plan_piece *piece = &part.pieces[part.tensors[t].first_piece];
+    const struct k3_plan_piece piece = k3_plan_piece_at(&part, &part.tensors[t], 0);
     assert_true(part.tensors[t].rank == 3 && part.tensors[t].shape[0] == 384 && part.tensors[t].shape[2] == 4);
-    assert_true(piece->n_rows == 1 && piece->row_nbytes == 384 * 16 && piece->src_offset == 5 * 384 * 16);
+    assert_true(piece.n_rows == 1 && piece.row_nbytes == 384 * 16 && piece.src_offset == 5 * 384 * 16);
     n++;
   }
   assert_int_equal(n, 3 * 69);
@@ -141,7 +141,7 @@ static void full_geometry(void **state) {
     char *const plan_argv[] = {(char *)(uintptr_t)program, "convert", (char *)(uintptr_t)folder, "-o", image, "--dry-run", "--quiet", NULL};
     assert_int_equal(run(plan_argv, &cpu_s, &wall_s, &rss), 0);
     print_message("%s: convert --dry-run %.2f s of CPU, %.2f s, %.0f MB\n", p->preset, cpu_s, wall_s, (double)rss / 1e6);
-    assert_true(SLOW_BUILD || rss < ((uint64_t)64 << 20) + 300 * p->n_tensors);
+    assert_true(SLOW_BUILD || rss < ((uint64_t)64 << 20) + 240 * p->n_tensors);  // of the 300 that are allowed
     k3_free(image);
   }
 }

@@ -380,7 +380,7 @@ static void wide_tensors_stay_wide(void **state) {
       if (is_wide)
         assert_int_equal(t->dtype, K3_DTYPE_F32);
       if (t->kind == K3_PLAN_DATA)
-        assert_int_equal(t->dtype, k3_ckpt_tensor(&check.ckpt, check.plan.pieces[t->first_piece].tensor)->dtype);
+        assert_int_equal(t->dtype, k3_ckpt_tensor(&check.ckpt, k3_plan_piece_at(&check.plan, t, 0).tensor)->dtype);
     }
     assert_true(n_wide >= 6);
     moe_close(&check);

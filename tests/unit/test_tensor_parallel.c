@@ -11,12 +11,12 @@ enum { MAX_RANKS = 8 };
 
 // The rules that the recipe gives an image of the drafter; lists are sorted by name.
 static struct k3_manifest_tensor RULES[] = {
-    {"lm_head.*", K3_ROLE_BORROWED, K3_TP_VOCAB, NULL, 0},
-    {"model.layers.{i}.mlp.down_proj.*", K3_ROLE_CORE, K3_TP_ROW, NULL, 0},
-    {"model.layers.{i}.mlp.gate_up_proj.*", K3_ROLE_CORE, K3_TP_COLUMN, NULL, 0},
-    {"model.layers.{i}.self_attn.kv_b_proj.*", K3_ROLE_CORE, K3_TP_COLUMN, NULL, 0},
-    {"model.layers.{i}.self_attn.o_proj.*", K3_ROLE_CORE, K3_TP_ROW, NULL, 0},
-    {"model.layers.{i}.self_attn.q_b_proj.*", K3_ROLE_CORE, K3_TP_COLUMN, NULL, 0},
+    {"lm_head.*", K3_ROLE_BORROWED, K3_TP_VOCAB, NULL, 0, 0},
+    {"model.layers.{i}.mlp.down_proj.*", K3_ROLE_CORE, K3_TP_ROW, NULL, 0, 0},
+    {"model.layers.{i}.mlp.gate_up_proj.*", K3_ROLE_CORE, K3_TP_COLUMN, NULL, 0, 0},
+    {"model.layers.{i}.self_attn.kv_b_proj.*", K3_ROLE_CORE, K3_TP_COLUMN, NULL, 0, 0},
+    {"model.layers.{i}.self_attn.o_proj.*", K3_ROLE_CORE, K3_TP_ROW, NULL, 0, 0},
+    {"model.layers.{i}.self_attn.q_b_proj.*", K3_ROLE_CORE, K3_TP_COLUMN, NULL, 0, 0},
 };
 static struct k3_manifest_pair REDUCTIONS[] = {
     {"model.layers.{i}.self_attn.o_proj", "model.layers.{i}.post_attention_layernorm"},
