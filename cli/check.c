@@ -49,6 +49,9 @@ static bool read_ids(struct k3_cli *cli, const char *option, const struct k3_cli
 
 static enum k3_status compare_baseline(struct k3_cli *cli, const struct k3_check_options *check, struct more *more, struct k3_source *source,
                                        struct k3_error *err) {
+  if (source->ckpt.image.bytes)
+    return k3_fail(err, K3_UNSUPPORTED, K3_RULE_NONE, source->ckpt.source, NULL, "verify IMAGE --source SRC, or a checkpoint exported from the image",
+                   "an image, which --baseline does not look into");
   struct k3_ckpt baseline = {0};
   struct k3_findings its_own = {0};  // what is wrong with the baseline is for a check of the baseline
   enum k3_status status = k3_ckpt_open(more->baseline, NULL, &baseline, &its_own, err);
@@ -59,6 +62,15 @@ static enum k3_status compare_baseline(struct k3_cli *cli, const struct k3_check
                                err);
   k3_findings_free(&its_own);
   k3_ckpt_close(&baseline);
+  // A comparison of nothing must not pass for one that found nothing.
+  const unsigned long long n_compared = more->baseline_summary.n_compared, n_absent = more->baseline_summary.n_absent;
+  if (status == K3_OK && n_compared == 0 && n_absent == 0)
+    return k3_fail(err, K3_BAD_INPUT, K3_RULE_NONE, source->ckpt.source, NULL, "a checkpoint with quantised weights", "nothing to compare: no quantised weight");
+  if (status == K3_OK && n_compared == 0)
+    return k3_fail(err, K3_BAD_INPUT, K3_RULE_NONE, more->baseline, NULL, "the plain weights that the checkpoint was made from",
+                   "none of %llu quantised weights has a plain twin here", n_absent);
+  if (status == K3_OK && n_absent > 0)
+    k3_cli_warn(cli, "%llu of %llu quantised weights have no plain twin in the baseline and were not compared", n_absent, n_absent + n_compared);
   return status;
 }
 
@@ -108,7 +120,10 @@ static void print_more(const struct more *more) {
   if (match->release)
     printf("release %s, revision %.12s: %s\n", match->release->name, match->release->revision,
            match->proved ? "every byte" : "names and sizes (--digests compares the bytes)");
-  if (more->digests)
+  if (more->digests && more->digest_result.n_proved == 0 && !match->proved)
+    printf("digests: %llu files read, nothing to compare them with: no snapshot of the HuggingFace cache, no published release\n",
+           (unsigned long long)more->digest_result.n_files);
+  else if (more->digests)
     printf("digests: %llu files, %llu proved by the cache's names\n", (unsigned long long)more->digest_result.n_files,
            (unsigned long long)more->digest_result.n_proved);
   if (more->baseline)

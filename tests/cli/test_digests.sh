@@ -41,6 +41,23 @@ grep -q '^release' "$work/stdout" && complain "a changed checkpoint is called th
 expect 0 "$K3PACK" check "$work/one"
 grep -q '^release' "$work/stdout" && complain "a tiny checkpoint is called a release"
 
+# A comparison of nothing does not pass for one that found nothing: digests outside a cache, baselines without a twin, images.
+expect 0 "$K3PACK" check "$work/draft" --digests
+grep -q '^digests: 5 files read, nothing to compare them with' "$work/stdout" || complain "digests that nothing holds are not called so: $(cat "$work/stdout")"
+"$K3PACK" convert "$work/draft" --quant mxfp4 -o "$work/fp4.k3p" --quiet 2>/dev/null
+expect 0 "$K3PACK" export "$work/fp4.k3p" --format compressed-tensors -o "$work/fp4"
+expect 0 "$K3PACK" check "$work/fp4" --baseline "$work/draft"
+grep -q '^baseline: 22 weights compared, 0 without a twin' "$work/stdout" || complain "the baseline: $(cat "$work/stdout")"
+expect 3 "$K3PACK" check "$work/fp4" --baseline "$work/fp4"
+said 'none of 22 quantised weights has a plain twin here' "a baseline without a twin"
+expect 3 "$K3PACK" check "$work/draft" --baseline "$work/draft"
+said 'no quantised weight' "plain weights have no baseline"
+expect 5 "$K3PACK" check "$work/fp4.k3p" --baseline "$work/draft"
+said 'verify IMAGE --source' "an image has no baseline"
+"$K3PACK" convert "$work/draft" -o "$work/draft.k3p" --quiet 2>/dev/null
+expect 0 "$K3PACK" check "$work/fp4" --baseline "$work/draft.k3p"
+said 'warning: 12 of 22 quantised weights have no plain twin' "weights that were not compared are not told"
+
 # The published drafter, by its names and sizes: a checkpoint of that geometry is as long as the published file.
 expect 0 "$K3PACK" synth "$work/published" --preset k3-dspark --sparse --quiet
 [ "$(size_of "$work/published/model.safetensors")" = 7124633450 ] || complain "the published geometry has $(size_of "$work/published/model.safetensors") bytes"
