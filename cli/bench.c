@@ -15,16 +15,13 @@ static const struct k3_cli_help help = {
     .n_min = 1,
     .n_max = 1,
     .about =
-        "Opens an image and times appending context and drafting on invented inputs, whole and step by step: the median of --runs passes with the "
-        "10th "
-        "and\n"
-        "90th percentile, the bytes moved (weights, inputs and outputs, rows of the cache), and the share of the bandwidth that the memory gives: a "
-        "plain\n"
-        "read with the same threads, or a copy within the GPU. The first pass, which also brings the image into memory, is reported apart.\n"
-        "On a GPU times are taken between the steps in the stream: replays of one CUDA graph, a step's graph holding that step alone (of all "
-        "layers), each\n"
-        "once with its caches overwritten before (cold) and once as the last replay left them (warm). Loading is timed twice, the second time from\n"
-        "the page cache, and starting CUDA is reported apart.",
+        "Opens an image and times appending context and drafting on invented inputs, whole and step by step: the median of --runs passes with the\n"
+        "10th and 90th percentile, the bytes moved (weights, inputs and outputs, rows of the cache), and the share of the bandwidth that the\n"
+        "memory gives: a plain read with the same threads, or a copy within the GPU. The first pass, which also brings the image into memory, is\n"
+        "reported apart.\n"
+        "On a GPU times are taken between the steps in the stream: replays of one CUDA graph, a step's graph holding that step alone (of all\n"
+        "layers), each once with its caches overwritten before (cold) and once as the last replay left them (warm). An append of more than 64\n"
+        "rows is no graph but single launches. Loading is timed twice, the second time from the page cache, and starting CUDA is reported apart.",
     .examples =
         "  k3pack bench drafter.k3p --context 1024 --requests 4\n"
         "  k3pack bench drafter.k3p --backend cuda --requests 8 --json\n"
