@@ -15,7 +15,7 @@ static float one_unless_normal(float value) {
 }
 
 float k3_nvfp4_divisor(float amax) {
-  return one_unless_normal(NVFP4_SPAN / (amax < 0x1p-126f ? 0x1p-126f : amax));
+  return one_unless_normal(1.0f / (amax < 0x1p-126f ? 0x1p-126f : amax) * NVFP4_SPAN);
 }
 
 float k3_nvfp4_multiplier(float amax) {

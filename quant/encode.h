@@ -26,7 +26,9 @@ enum k3_mx_mode {
 };
 
 // Second scales from the largest magnitude of all weights that share them. amax 0, NaN or so small or large that the result is no finite normal
-// number gives 1. divisor: 2688 / amax (compressed-tensors); multiplier: amax / 2688 (ModelOpt, which itself writes 0 for a dead tensor).
+// number gives 1. divisor: 2688 / amax, which compressed-tensors computes as (1 / amax) * 2688, each step rounded (PyTorch divides a plain number by a
+// tensor so), in a quarter of all cases one unit in the last place beside the rounded quotient; multiplier: amax / 2688 (ModelOpt, which itself writes 0
+// for a dead tensor).
 float k3_nvfp4_divisor(float amax);
 float k3_nvfp4_multiplier(float amax);
 // The smallest power of two >= amax / 2688: its reciprocal is exact, so both directions hold the same value. Same exceptions.

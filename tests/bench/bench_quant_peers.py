@@ -113,8 +113,7 @@ def join(codes):
 
 
 def nvfp4_second(w):
-    amax = torch.maximum(w.amax(), -w.amin()).float().reshape(1)
-    return torch.full_like(amax, 2688.0) / amax  # a plain 2688.0 would be multiplied with a reciprocal
+    return 2688.0 / torch.maximum(w.amax(), -w.amin()).float().reshape(1)
 
 
 def nvfp4_codes(w, effective, encode):

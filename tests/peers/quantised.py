@@ -104,7 +104,7 @@ def convert_and_export(work, weights, name, *more):
 
 
 def equal_bytes(work, name):
-    weights = {f"m{i}.weight": random_weights(i, torch.float32) for i in range(4)}
+    weights = {f"m{i}.weight": random_weights(i, torch.float32) * (1 + i / 7) for i in range(12)}
     told, made, image = convert_and_export(work, weights, name)
     config = json.load(open(os.path.join(work, "out", "config.json")))["quantization_config"]
     stated, preset = QuantizationConfig.model_validate(config).config_groups["group_0"], scheme_of(name)

@@ -146,12 +146,12 @@ def unfused(source, folder):
         second = made.pop(module + ".weight_global_scale")
         assert second[:2] == ("F32", [1])
         (shared if "_a_proj" in module else alone).add(second[2])
-        # The divisor is 2688 over the largest magnitude of all that share it; nobody shares beyond a fused tensor here.
+        # The divisor is 2688 times the rounded reciprocal of the largest magnitude of all that share it; nobody shares beyond a fused tensor here.
     assert not made, made.keys()
     assert len(shared) == 1 and len(alone) > 1, (shared, alone)
     values = [abs(v) for name, (_, shape, raw) in source.items() if "_a_proj" in name and len(shape) == 2
               for v in floats(b"".join(b"\0\0" + raw[i:i + 2] for i in range(0, len(raw), 2)))]
-    assert struct.pack("<f", 2688 / max(values)) == shared.pop()
+    assert struct.pack("<f", single(1 / max(values)) * 2688) == shared.pop()
     print(n)
 
 

@@ -134,7 +134,7 @@ static void sets_that_share_a_second_scale(void **state) {
     bool all_equal = layer_second[0] == layer_second[1] && layer_second[1] == layer_second[2];
     assert_true(layer_second[0] > 0 && all_equal == (share == K3_SHARE_COMPONENT));
     if (share == K3_SHARE_COMPONENT)
-      assert_true(layer_second[0] == 2688.0f / largest);
+      assert_true(layer_second[0] == 1.0f / largest * 2688.0f);
     // 22 weights: 3 layers of two fused pairs and three single ones, and context_proj.
     assert_int_equal(requant->n_items, 22);
     assert_int_equal(requant->n_sets, share == K3_SHARE_COMPONENT ? 14 : 16);
