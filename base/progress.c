@@ -24,7 +24,7 @@ void k3_progress_add(struct k3_progress *progress, uint64_t n) {
   if (!progress)
     return;
   uint64_t done = atomic_fetch_add(&progress->done, n) + n;
-  if (!progress->fn)
+  if (!progress->fn || !progress->what)  // nobody watches, or nobody said what would be done
     return;
   int64_t now = now_ns(), due = atomic_load(&progress->next_call_ns);
   // Who moves the due time on makes the call, so there is one at a time in practice and no lock.

@@ -60,6 +60,12 @@ endef
 $(foreach v,$(SIM_VARIANTS),$(eval $(call SIM_RULES,$(v))))
 .PRECIOUS: $(SIM)/%.o
 
+# The plug-in as it is built without NCCL.
+$(SIM)/without_nccl/libk3pack_cuda.so: $(SIM)/plain/libk3pack_cuda.so $(SIM)/plain/runtime/cuda/peers_nccl.cu.o
+	@mkdir -p $(@D)
+	$(SIM_CLANG)++ -shared -o $@ $(SIM_KERNELS:%.cu=$(SIM)/plain/%.cu.o) $(SIM)/plain/runtime/cuda/peers_nccl.cu.o $(SIM_HOST:%.c=$(SIM)/plain/%.o) \
+	  $(filter-out %/peers.o,$(SIM_ENGINE:%.cc=$(SIM)/plain/%.o)) $(SIM)/plain/lib.a -pthread -ldl -lz -Wl,--version-script=runtime/cuda/exports.map
+
 # The plug-in of a build with one source compiled anew from FAULT_FOLDER (tests/cuda_sim/faults.sh).
 FAULT_OBJECTS = $(filter-out $(SIM)/$(FAULT_BUILD)/$(FAULT_SOURCE).o $(SIM)/$(FAULT_BUILD)/$(FAULT_SOURCE:.c=.o),\
   $(SIM_KERNELS:%.cu=$(SIM)/$(FAULT_BUILD)/%.cu.o) $(SIM_HOST:%.c=$(SIM)/$(FAULT_BUILD)/%.o) $(SIM_ENGINE:%.cc=$(SIM)/$(FAULT_BUILD)/%.o))
@@ -69,7 +75,7 @@ sim-fault:
 	$(SIM_CLANG)++ -shared $(SIM_SAN_$(FAULT_BUILD)) -o $(FAULT_FOLDER)/libk3pack_cuda.so $(FAULT_FOLDER)/fault.o $(FAULT_OBJECTS) \
 	  $(SIM)/$(FAULT_BUILD)/lib.a -pthread -ldl -lz -Wl,--version-script=runtime/cuda/exports.map
 
-sim-builds: $(SIM_VARIANTS:%=sim-%)
+sim-builds: $(SIM_VARIANTS:%=sim-%) $(SIM)/without_nccl/libk3pack_cuda.so
 
 test-sim: all sim-builds
 	sh tests/cuda_sim/run.sh $(B)

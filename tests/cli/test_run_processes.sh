@@ -88,7 +88,8 @@ header += b" " * (-len(header) % 8)
 open(sys.argv[2], "wb").write(struct.pack("<Q", len(header)) + header + data)
 PY
 for how in --quiet --sequence-parallel; do
-  "$K3PACK" run m3.k3p --layers 0..2 --input states -o threads.layers --force --tp 2 $how >said
+  "$K3PACK" run m3.k3p --layers 0..2 --input states -o threads.layers --force --tp 2 $how >said 2>err
+  [ ! -s err ] || fail "without a terminal something is said: $(cat err)"
   ranks 2 run m3.k3p --layers 0..2 --input states $how
   succeed 2
   cmp threads.layers 0.out || fail "layers on processes give other bytes than on threads ($how)"

@@ -89,6 +89,17 @@ done
 K3PACK_SUMS=fastest "$build/k3pack" run "$work/image" --input $in -o "$work/none" --backend cuda --tp 2 2>"$work/err" && fail "K3PACK_SUMS=fastest"
 grep -q 'K3PACK_SUMS is "fastest" (allowed: auto, one-shot, two-shot or explicit)' "$work/err" || fail "$(cat "$work/err")"
 
+# "without NCCL it builds for tp 1": several ranks are refused with what to install.
+for tp in 1 2; do
+  K3PACK_CUDA_PLUGIN=$sim/without_nccl/libk3pack_cuda.so "$build/k3pack" run "$work/image" --input $in -o "$work/alone.$tp" --backend cuda --emit all \
+    --tp $tp --quiet 2>"$work/err"
+  echo $? >"$work/code.$tp"
+done
+[ "$(cat "$work/code.1")" = 0 ] || fail "one rank without NCCL: exit $(cat "$work/code.1")"
+{ [ "$(cat "$work/code.2")" = 5 ] && grep -q 'built without NCCL (allowed: NCCL 2.28 or later (or the Python package nvidia-nccl-cu13)' "$work/err"; } ||
+  fail "two ranks without NCCL: exit $(cat "$work/code.2"): $(cat "$work/err")"
+[ ! -e "$work/alone.2" ] || fail "a refused run left an output"
+
 # "one process per rank from the usual launch variables": ids and settings go over the sockets, LOCAL_RANK picks the device. Processes share no simulated
 # memory, so kernels cannot reach the others: what is tested beyond the exchange is the fallback.
 port=$("$python" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
