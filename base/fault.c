@@ -101,7 +101,7 @@ static void on_bus_error(int number, siginfo_t *info, void *context) {
   say(program_name);
   say(": error: ");
   say(hit->shown);
-  say(": the file was cut while it was read, or its disk failed (allowed: a file that nobody writes to meanwhile)\n");
+  say(": the file was cut short while it was read, or its disk failed (allowed: a file that nobody writes to meanwhile)\n");
   _exit(k3_status_exit_code(K3_IO));
 }
 

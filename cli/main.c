@@ -19,16 +19,6 @@ static void occupy_standard_streams(void) {
       return;
 }
 
-// A page of a mapped file that is no longer there: the file was cut meanwhile, or its disk fails. Nothing can be gone on with, but it can be said, and
-// the exit code is that of a failed read. Outputs have no name yet; the next run takes their temporary files over.
-static void lost_page(int signal_number) {
-  static const char text[] = "k3pack: error: a file was cut short, or its disk failed, while it was read\n";
-  (void)signal_number;
-  ssize_t ignored = write(STDERR_FILENO, text, sizeof text - 1);
-  (void)ignored;
-  _exit(k3_status_exit_code(K3_IO));
-}
-
 static int unknown_verb(struct k3_cli *cli, const char *typed) {
   char words[512], guess[64], shown[256];
   size_t n = 0;
@@ -44,10 +34,9 @@ static int unknown_verb(struct k3_cli *cli, const char *typed) {
 
 int main(int argc, char **argv) {
   occupy_standard_streams();
-  k3_fault_install("k3pack");
+  k3_fault_install("k3pack");  // a mapped file that shrinks is a failed read: exit code 4
   signal(SIGXFSZ, SIG_IGN);  // a file beyond the size limit is a failed write: exit code 4, output untouched
   signal(SIGPIPE, SIG_IGN);  // a closed pipe is a failed write like any other: exit code 4
-  signal(SIGBUS, lost_page);
   struct k3_cli cli;
   char *help_words[] = {(char[]){"help"}, NULL};
   const char *verb = argc > 1 ? argv[1] : "";
