@@ -36,7 +36,7 @@ cuda_library = $(if $(1),-L$(dir $(1)) -l:$(notdir $(1)) -Xlinker -rpath=$(dir $
 $(B)/libk3pack_cuda.so: $(CUDA_OBJ) $(B)/libk3pack.a runtime/cuda/exports.map
 	$(NVCC) -shared -cudart static $(CUDA_ARCHS) -o $@ $(CUDA_OBJ) $(B)/libk3pack.a $(call cuda_library,$(CUBLASLT_LIBRARY)) \
 	  $(call cuda_library,$(NCCL_LIBRARY)) -Xlinker --version-script=runtime/cuda/exports.map \
-	  $(if $(filter 1,$(STATIC)),-Xlinker -Bstatic -lz -Xlinker -Bdynamic,-lz)
+	  $(if $(filter 1,$(STATIC)),$(shell $(CC) -print-file-name=libz.a),-lz)
 
 cuda-resources: $(CUDA_OBJ)
 	sh runtime/cuda/resources.sh $(CUDA_KERNELS:%.cu=$(B)/%.cu.log)

@@ -99,6 +99,8 @@ CARRIED    := build/release/k3pack build/release/libk3pack.so build/release/libk
 CARRY_TREE := tests/kernels/run_gpu.sh tests/kernels/golden.sh tests/bench/gpu fixtures/dspark fixtures/gen
 carry:
 	$(MAKE) STATIC=1 B=build/static all cuda build/static/gpu_test_forward build/static/gpu_test_refusals build/static/gpu_test_steps
+	@for file in $(CARRIED:build/release/%=build/static/%); do \
+	  ! readelf -d $$file | grep NEEDED | grep -E 'libjansson|libpcre2|libcrypto|libz\.' || { echo "$$file is not static"; exit 1; }; done
 	rm -rf $(CARRY)
 	mkdir -p $(CARRY)/build/release
 	cp $(CARRIED:build/release/%=build/static/%) $(CARRY)/build/release/
