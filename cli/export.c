@@ -27,7 +27,7 @@ int k3_cmd_export(struct k3_cli *cli, int argc, char **argv) {
   const struct k3_option options[] = {
       {"output", 'o', K3_OPT_TEXT, "DIR", "the folder to write", &folder},
       {"format", 0, K3_OPT_CHOICE, "original|compressed-tensors|modelopt", "what to write (default original)", &format},
-      {"force", 'f', K3_OPT_FLAG, NULL, "replace files of these names in DIR", &export.replace},
+      {"force", 'f', K3_OPT_FLAG, NULL, "replace files of these names in DIR, and remove the weights of an older checkpoint there", &export.replace},
       {0},
   };
   int exit_code;

@@ -309,12 +309,12 @@ static void fill_report(const struct job *job, struct k3_synth_report *report) {
 }
 
 static enum k3_status unknown_preset(const char *name, struct k3_error *err) {
-  char names[384] = "";
+  char names[240] = "";
   size_t n = 0;
   const char *known;
-  for (size_t i = 0; (known = k3_synth_preset_name(i, NULL)) && n < sizeof names; i++)
+  for (size_t i = 0; (known = k3_synth_preset_name(i, NULL)) && n + strlen(known) + 2 < sizeof names; i++)
     n += (size_t)snprintf(names + n, sizeof names - n, "%s%s", i ? ", " : "", known);
-  return k3_fail(err, K3_BAD_ARGUMENT, K3_RULE_NONE, NULL, NULL, names, "there is no preset \"%s\"", name);
+  return k3_fail(err, K3_BAD_ARGUMENT, K3_RULE_NONE, NULL, NULL, names, "there is no preset \"%s\"; `k3pack synth` lists them all, such as these", name);
 }
 
 // The mixtures of experts come in the forms in which they are published, each a preset of its own.
