@@ -65,7 +65,8 @@ static enum k3_status compare_baseline(struct k3_cli *cli, const struct k3_check
   // A comparison of nothing must not pass for one that found nothing.
   const unsigned long long n_compared = more->baseline_summary.n_compared, n_absent = more->baseline_summary.n_absent;
   if (status == K3_OK && n_compared == 0 && n_absent == 0)
-    return k3_fail(err, K3_BAD_INPUT, K3_RULE_NONE, source->ckpt.source, NULL, "a checkpoint with quantised weights", "nothing to compare: no quantised weight");
+    return k3_fail(err, K3_BAD_INPUT, K3_RULE_NONE, source->ckpt.source, NULL, "a checkpoint with quantised weights",
+                   "nothing to compare: no quantised weight");
   if (status == K3_OK && n_compared == 0)
     return k3_fail(err, K3_BAD_INPUT, K3_RULE_NONE, more->baseline, NULL, "the plain weights that the checkpoint was made from",
                    "none of %llu quantised weights has a plain twin here", n_absent);

@@ -7,7 +7,7 @@
 // Module number of a tensor that is carried outside the modules.
 enum { K3_MODULE_CARRY = UINT16_MAX };
 
-// Shapes and dtypes of every mapped tensor against recipe and config (MAP05, MAP08), and agreement within each stack.
+// Shapes and dtypes of every mapped tensor against recipe and config (MAP05, MAP08).
 enum k3_status k3_plan_check_shapes(struct k3_plan *plan, struct k3_findings *findings, struct k3_error *err);
 
 // Whether a shard fits the first one of its stack in dtype and row shape; MAP08 or MAP05 otherwise.

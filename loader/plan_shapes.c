@@ -143,8 +143,6 @@ static enum k3_status check_one(const struct k3_plan *plan, struct shapes *shape
   return K3_OK;
 }
 
-// Shards that lie in one tensor must agree in dtype and row shape. Shards of a stack are not neighbours here, so each is held against the first of its
-// stack, found through the destination's name.
 enum k3_status k3_plan_check_shapes(struct k3_plan *plan, struct k3_findings *findings, struct k3_error *err) {
   struct shapes shapes = {.max_params = 1};
   for (size_t m = 0; m < plan->recipe->n_modules; m++)
@@ -159,7 +157,8 @@ enum k3_status k3_plan_check_shapes(struct k3_plan *plan, struct k3_findings *fi
   return status;
 }
 
-bool k3_plan_shards_agree(const struct k3_plan *plan, const struct k3_plan_shard *head, const struct k3_plan_shard *shard, struct k3_findings *findings) {
+bool k3_plan_shards_agree(const struct k3_plan *plan, const struct k3_plan_shard *head, const struct k3_plan_shard *shard,
+                          struct k3_findings *findings) {
   const struct k3_st_tensor *first = k3_plan_stored_of(plan, head), *t = k3_plan_stored_of(plan, shard);
   uint64_t shape[K3_ST_MAX_RANK + 1], own[K3_ST_MAX_RANK + 1];
   unsigned rank = k3_plan_normal_shape(plan, head, shape), own_rank = k3_plan_normal_shape(plan, shard, own);
@@ -186,14 +185,14 @@ enum k3_status k3_plan_number_shards(struct k3_plan *plan, struct k3_error *err)
   return K3_OK;
 }
 
-// What makes two shards parts of one image tensor: the stack, its indexes, the parameter. With an id: one place in it. Of a view, `stack` is the first
-// module that shows it, and no index counts.
+// What makes two shards parts of one image tensor: the stack, its indexes, the parameter. With an id: one place in it. Of a view, `stack` is the
+// first module that shows it, and no index counts.
 struct place {
   uint32_t stack, param, index[K3_RECIPE_MAX_INDEXES];
   uint64_t id;
 };
 
-// Places that were met, by the shard that was there first.
+// Places that were met, by the shard that was there first. Shards of a stack are no neighbours before the layout, so each is held against the first.
 struct places {
   const struct k3_plan *plan;
   bool with_id, of_view;
@@ -240,7 +239,8 @@ static enum k3_status take_place(struct places *places, size_t shard, const stru
   return status;
 }
 
-static enum k3_status look_at_places(struct places sets[3], const struct k3_plan *plan, size_t s, struct k3_findings *findings, struct k3_error *err) {
+static enum k3_status look_at_places(struct places sets[3], const struct k3_plan *plan, size_t s, struct k3_findings *findings,
+                                     struct k3_error *err) {
   const struct k3_plan_shard *shard = &plan->shards[s], *first;
   const struct k3_recipe_module *module = &plan->recipe->modules[shard->mapped.module];
   const char *path = k3_plan_path_of(plan, &shard->mapped), *name = k3_plan_source_of(plan, &shard->mapped)->name;

@@ -186,7 +186,8 @@ static enum k3_status write_pair(const char *const paths[2], const char *text, s
   return status;
 }
 
-// Two outputs get their names both or neither, whichever call and whichever allocation fails; what they replace comes back. Where there was nothing, nothing is left.
+// Two outputs get their names both or neither, whichever call and whichever allocation fails; what they replace comes back. Where there was nothing,
+// nothing is left.
 static void outputs_appear_together(void **state) {
   (void)state;
   assert_int_equal(k3_make_folder(temp_path("pair"), NULL), K3_OK);

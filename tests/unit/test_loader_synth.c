@@ -2,11 +2,15 @@
 #include <fcntl.h>
 #include <math.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/file.h"
 #include "base/hash.h"
 #include "formats/safetensors.h"
+#include "loader/check.h"
 #include "loader/synth_parts.h"
+#include "loader/writer.h"
 #include "temp_folder.h"
 #include "unit.h"
 
@@ -193,6 +197,43 @@ static void failure_leaves_nothing(void **state) {
   }
 }
 
+// Replaced between check and use: a source that is written to after it was opened gives no image.
+static void a_source_that_changes_is_noticed(void **state) {
+  (void)state;
+  const char *folder = temp_path("changes");
+  assert_int_equal(synth(folder, (struct k3_synth_options){.preset = "tiny"}, NULL, NULL), K3_OK);
+  char *weights = in_folder(folder, "model.safetensors"), *image = strdup(temp_path("of-changed.k3p"));
+  for (int changed = 1; changed >= 0; changed--) {
+    struct k3_ckpt ckpt;
+    struct k3_findings findings = {0};
+    struct k3_recipe recipe;
+    struct k3_plan plan;
+    struct k3_check_summary summary;
+    struct k3_error err = {0};
+    const struct k3_check_options check = {.depth = K3_DEPTH_HEADERS, .n_threads = 1};
+    assert_int_equal(k3_ckpt_open(folder, NULL, &ckpt, &findings, NULL), K3_OK);
+    assert_int_equal(k3_check_run(&ckpt, NULL, &check, &recipe, &plan, &summary, &findings, NULL), K3_OK);
+    assert_int_equal(findings.n_errors, 0);
+    assert_int_equal(k3_plan_layout(&plan, &findings, NULL), K3_OK);
+    const struct timespec times[2] = {{.tv_sec = 1}, {.tv_sec = 1}};
+    if (changed)
+      assert_int_equal(utimensat(AT_FDCWD, weights, times, 0), 0);
+    const struct k3_writer_options options = {.path = image, .n_threads = 1};
+    struct k3_writer_result result;
+    assert_int_equal(k3_writer_run(&plan, &options, &result, &findings, &err), changed ? K3_IO : K3_OK);
+    if (changed) {
+      assert_string_equal(err.found, "the file changed while it was read");
+      assert_int_equal(access(image, F_OK), -1);
+    }
+    k3_plan_free(&plan);
+    k3_recipe_free(&recipe);
+    k3_findings_free(&findings);
+    k3_ckpt_close(&ckpt);
+  }
+  free(image);
+  k3_free(weights);
+}
+
 static void failing_memory(void **state) {
   (void)state;
   for (uint64_t n = 1; n < 1000; n++) {
@@ -217,6 +258,7 @@ int main(void) {
       cmocka_unit_test(shards_and_replacement),
       cmocka_unit_test(failure_leaves_nothing),
       cmocka_unit_test(failing_memory),
+      cmocka_unit_test(a_source_that_changes_is_noticed),
   };
   return cmocka_run_group_tests(tests, temp_folder_setup, temp_folder_teardown);
 }
