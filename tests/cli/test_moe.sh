@@ -64,6 +64,45 @@ shows '"after_layers": 4' --tp 2 --taps 4 --json
 shows '"reduces": false' --tp 2 --json
 shows '"norm": null' --tp 2 --json
 
+# "the borrowed `embed_tokens` / `lm_head` found under their roots by `convert --target`": of every family, plain and quantised, in the published
+# spelling, those of other exports and none; a prediction layer's copies are not them. A drafter's own sizes are put in place, each with a value of its
+# own.
+python=${K3PACK_PYTHON:-python3}
+edit="$python tests/python/edit_checkpoint.py"
+if "$python" -c '' 2>/dev/null; then
+  "$K3PACK" synth "$work/d" --preset tiny --quiet || complain "synth tiny"
+  borrows() {  # case, preset, root that stands before embed_tokens, the one before lm_head; as published, then as exported
+    rm -rf "$work/t"
+    "$K3PACK" synth "$work/t" --preset "$2" --quiet || complain "$1: synth"
+    $edit "$work/t" fill "${3}embed_tokens.weight" BF16 512,64 803f && $edit "$work/t" fill "${4}lm_head.weight" BF16 512,64 0040 || complain "$1: edit"
+    [ "$3" = "$5" ] || $edit "$work/t" rename "${3}embed_tokens.weight" "${5}embed_tokens.weight" || complain "$1: edit"
+    [ "$4" = "$6" ] || $edit "$work/t" rename "${4}lm_head.weight" "${6}lm_head.weight" || complain "$1: edit"
+    "$K3PACK" convert "$work/d" --target "$work/t" --embed target -o "$work/b.k3p" --force --quiet 2>"$work/err" || complain "$1: $(cat "$work/err")"
+    for tensor in model.embed_tokens.weight:1 lm_head.weight:2; do
+      "$K3PACK" inspect "$work/b.k3p" --tensor "${tensor%:*}" --json >"$work/out" 2>&1
+      grep -Eq "\"min\": ${tensor#*:}(\.0)?," "$work/out" && grep -Eq "\"max\": ${tensor#*:}(\.0)?," "$work/out" || complain "$1: ${tensor%:*} is another: $(cat "$work/out")"
+    done
+  }
+  for preset in m3-tiny m3-tiny-text m3-tiny-native m3-tiny-mxfp8 m3-tiny-nvfp4 m3-tiny-mxfp4 m3-tiny-mtp k3-tiny k3-tiny-nvfp4; do
+    borrows $preset $preset language_model.model. language_model. language_model.model. language_model.
+  done
+  for preset in v32-tiny v32-tiny-128; do
+    borrows $preset $preset model. '' model. ''
+  done
+  borrows "k3-tiny, an older export" k3-tiny language_model.model. language_model. language_model. language_model.
+  borrows "k3-tiny, text only" k3-tiny language_model.model. language_model. model. ''
+  borrows "k3-tiny, bare" k3-tiny language_model.model. language_model. '' ''
+  borrows "m3-tiny, model first" m3-tiny language_model.model. language_model. model.language_model. ''
+  borrows "v32-tiny, bare" v32-tiny model. '' '' ''
+  # Without them: named, with nothing written.
+  rm -rf "$work/t" "$work/n.k3p"
+  "$K3PACK" synth "$work/t" --preset v32-tiny --quiet && $edit "$work/t" drop lm_head.weight
+  "$K3PACK" convert "$work/d" --target "$work/t" -o "$work/n.k3p" --quiet 2>"$work/err" && complain "a target without lm_head is taken"
+  grep -q 'MAP02.*\|lm_head' "$work/err" && [ ! -e "$work/n.k3p" ] || complain "a target without lm_head: $(cat "$work/err")"
+else
+  echo "test_moe: no $python: what convert --target takes from the small targets NOT tested" >&2
+fi
+
 # A drafter of the published geometry and its target, both holes: the plan takes embed_tokens and lm_head from the one shard that holds them.
 if [ "${K3PACK_BUILD##*/}" = release ]; then
   "$K3PACK" synth "$work/draft" --preset k3-dspark --sparse --quiet && "$K3PACK" synth "$work/target" --preset kimi-k3 --quiet || complain "synth fails"
