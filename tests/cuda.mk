@@ -22,7 +22,7 @@ SIM_ENGINE  := $(wildcard tests/cuda_sim/*.cc)
 SIM_TESTS   := $(patsubst tests/kernels/%.c,%,$(wildcard tests/kernels/test_*.c))
 SIM_COMMON   = -g -ffunction-sections $(SIM_OPT_$(1)) $(SIM_SAN_$(1)) -fPIC -pthread -fno-strict-aliasing -fno-omit-frame-pointer -ffp-contract=off -ftls-model=initial-exec -I. -MMD -MP
 SIM_C        = $(SIM_CLANG) -std=c17 -D_GNU_SOURCE -fvisibility=hidden $(WARN) $(SIM_COMMON)
-SIM_CXX      = $(SIM_CLANG)++ -x c++ -std=c++17 -fvisibility=hidden -DK3_CUDA_SIM -DK3_CUDA_BLOCK_THREADS=64 -Wall -Wextra -Wshadow -Wconversion -Werror $(SIM_COMMON) \
+SIM_CXX      = $(SIM_CLANG)++ -x c++ -std=c++17 -fvisibility=hidden -DK3_CUDA_SIM -DK3_CUDA_BLOCK_THREADS=64 -DK3_CUDA_WIDE_OUTPUTS=300 -Wall -Wextra -Wshadow -Wconversion -Werror $(SIM_COMMON) \
   -Itests/cuda_sim/include -isystem $(SIM_CUDA_INC) $(if $(SIM_FAULT),-DK3_CUDA_FAULT=$(SIM_FAULT))
 
 # Of the backend's host code. Weights come in small pieces, so that a small image turns the ring of buffers too.

@@ -29,9 +29,25 @@ constexpr unsigned kAllLanes = 0xffffffffu;
 #define K3_CUDA_BLOCK_THREADS 128
 #endif
 constexpr unsigned kBlockThreads = K3_CUDA_BLOCK_THREADS;
+// From so many outputs on a product takes thirty-two at a time: two blocks for each of some 132 processors. The simulator takes fewer here too.
+#if !defined(K3_CUDA_WIDE_OUTPUTS)
+#define K3_CUDA_WIDE_OUTPUTS 8448
+#endif
 
 __host__ __device__ inline uint32_t ceil_div(uint32_t a, uint32_t b) {
   return (a + b - 1) / b;
+}
+
+// A kernel may be placed while the one before it still runs, so that no processor waits for a launch. Every kernel calls this before it reads or
+// writes anything that another writes or reads, and all threads do: then all kernels before are done, what they wrote is there, and the next may be
+// placed. What came from other kernels is therefore not read as "non-coherent", which would be for data that is constant while the kernel runs.
+__device__ inline void wait_for_kernels() {
+#if defined(K3_CUDA_SIM)
+  cuda_sim::wait_for_kernels();
+#elif defined(__CUDA_ARCH__)
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
 }
 
 // Queues kernel(arguments...). Every kernel takes its block size from the launch.
@@ -45,6 +61,11 @@ inline cudaError_t launch(dim3 grid, unsigned n_threads, size_t shared_nbytes, c
   config.blockDim = dim3(n_threads);
   config.dynamicSmemBytes = shared_nbytes;
   config.stream = stream;
+  cudaLaunchAttribute overlap = {};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &overlap;
+  config.numAttrs = 1;
   return cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
 }
 
@@ -84,6 +105,68 @@ __device__ inline void multiply_tiles(float (&d)[4], const uint32_t (&a)[4], con
 #endif
 }
 
+// Four 8 x 8 matrices of 16-bit elements out of shared memory, every row of sixteen bytes: lane l names row l % 8 of matrix l / 8. Lane (g, t) gets
+// elements 2t, 2t + 1 of row g of each; transposed, elements g of rows 2t and 2t + 1.
+template <bool kTransposed>
+__device__ inline void load_tiles(uint32_t (&r)[4], const void *row) {
+#if defined(K3_CUDA_SIM)
+  cuda_sim::GatherPayload rows = {};
+  rows.in = reinterpret_cast<uintptr_t>(cuda_sim::aligned(static_cast<const uint4 *>(row)));
+  cuda_sim::warp_op(kAllLanes, cuda_sim::WarpOp::gather, &rows);
+  const unsigned g = cuda_sim::lane() / 4, t = cuda_sim::lane() % 4;
+  for (unsigned i = 0; i < 4; i++) {
+    const uint16_t *const first = reinterpret_cast<const uint16_t *>(rows.out[i * 8 + (kTransposed ? 2 * t : g)]);
+    const uint16_t *const second = kTransposed ? reinterpret_cast<const uint16_t *>(rows.out[i * 8 + 2 * t + 1]) : first;
+    r[i] = first[kTransposed ? g : 2 * t] | static_cast<uint32_t>(second[kTransposed ? g : 2 * t + 1]) << 16;
+  }
+#else
+  const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(row));
+  if (kTransposed)
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address)
+                 : "memory");
+  else
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address)
+                 : "memory");
+#endif
+}
+
+// Sixteen bytes from global to shared memory, past the registers: there when the thread has waited for its copies; for other threads, at the next
+// barrier.
+__device__ inline void copy_async(void *shared, const void *global) {
+#if defined(K3_CUDA_SIM)
+  *cuda_sim::aligned(static_cast<uint4 *>(shared)) = make_uint4(~0u, ~0u, ~0u, ~0u);
+  cuda_sim::queue_copy(shared, cuda_sim::aligned(static_cast<const uint4 *>(global)));
+#else
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(shared))), "l"(global) : "memory");
+#endif
+}
+__device__ inline void wait_copies() {
+#if defined(K3_CUDA_SIM)
+  void *shared;
+  const void *global;
+  while (cuda_sim::next_copy(&shared, &global))
+    *static_cast<uint4 *>(shared) = *static_cast<const uint4 *>(global);
+#else
+  asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+
+__device__ inline uint32_t pack_bf16(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return static_cast<uint32_t>(__bfloat16_as_ushort(pair.x)) | static_cast<uint32_t>(__bfloat16_as_ushort(pair.y)) << 16;
+}
+// The low, or the high, halves of two words as a pair.
+__device__ inline uint32_t pair_low(uint32_t a, uint32_t b) {
+  return (a & 0xffff) | b << 16;
+}
+__device__ inline uint32_t pair_high(uint32_t a, uint32_t b) {
+  return a >> 16 | (b & 0xffff0000u);
+}
+
 // --- activations -----------------------------------------------------------------------------------------------------------------------------------
 
 __device__ inline float to_float(float value) {
@@ -108,6 +191,16 @@ __device__ float rounded(float value) {
   return to_float(from_float<A>(value));
 }
 
+// silu(gate) * up, rounded between.
+template <class A>
+__device__ float gated(float gate, float up) {
+  return rounded<A>(gate / (1 + expf(-gate))) * up;
+}
+
+__device__ inline __nv_bfloat162 bf16_pair(uint32_t pair) {
+  return __halves2bfloat162(__ushort_as_bfloat16(static_cast<unsigned short>(pair & 0xffff)),
+                            __ushort_as_bfloat16(static_cast<unsigned short>(pair >> 16)));
+}
 __device__ inline float bf16_low(uint32_t pair) {
   return __uint_as_float(pair << 16);
 }
@@ -115,9 +208,40 @@ __device__ inline float bf16_high(uint32_t pair) {
   return __uint_as_float(pair & 0xffff0000u);
 }
 
+// Sixteen bytes that a kernel before may have written.
+__device__ inline uint4 load16(const void *address) {
+#if defined(K3_CUDA_SIM)
+  return *cuda_sim::aligned(static_cast<const uint4 *>(address));
+#else
+  return *static_cast<const uint4 *>(address);
+#endif
+}
+
+// Asks for a line of weights to be brought into the L2.
+__device__ inline void prefetch(const void *address) {
+#if defined(K3_CUDA_SIM)
+  (void)address;
+#else
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+#endif
+}
+
+// Sixteen bytes that no other block reads: they leave the L1 to what is shared.
+__device__ inline uint4 load_stream(const uint4 *address) {
+#if defined(K3_CUDA_SIM)
+  return __ldg(address);
+#else
+  uint4 value;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "l"(address));
+  return value;
+#endif
+}
+
 // Eight neighbours; the address must be aligned to 16 bytes.
 __device__ inline void load8(const __nv_bfloat16 *src, float (&dst)[8]) {
-  const uint4 raw = __ldg(reinterpret_cast<const uint4 *>(src));
+  const uint4 raw = load16(src);
   const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
 #pragma unroll
   for (int i = 0; i < 4; i++) {
@@ -128,11 +252,11 @@ __device__ inline void load8(const __nv_bfloat16 *src, float (&dst)[8]) {
 __device__ inline void load8(const float *src, float (&dst)[8]) {
 #pragma unroll
   for (int i = 0; i < 2; i++) {
-    const float4 raw = __ldg(reinterpret_cast<const float4 *>(src) + i);
-    dst[4 * i] = raw.x;
-    dst[4 * i + 1] = raw.y;
-    dst[4 * i + 2] = raw.z;
-    dst[4 * i + 3] = raw.w;
+    const uint4 raw = load16(src + 4 * i);
+    dst[4 * i] = __uint_as_float(raw.x);
+    dst[4 * i + 1] = __uint_as_float(raw.y);
+    dst[4 * i + 2] = __uint_as_float(raw.z);
+    dst[4 * i + 3] = __uint_as_float(raw.w);
   }
 }
 

@@ -52,16 +52,21 @@ struct k3_cuda_cache {  // of one layer
   float scale;
 };
 
-// linear.cu: y[r, o] = scale * sum_c x[r, c] * W[o, c]. With shard_stride the result is one matrix per shard, shard_stride elements apart.
+// linear.cu: y[r, o] = scale * sum_c x[r, c] * W[o, c]. With shard_stride the result is one matrix per shard, shard_stride elements apart. Batches
+// are products with neighbouring rows of W, one after another: of batch b rows first_row + b * batch_rows + o.
 struct k3_cuda_linear {
   struct k3_cuda_matrix w;
   const void *x;
   void *y;
-  uint64_t x_stride, y_stride, shard_stride;  // elements from row to row, and from shard to shard (0: columns of one row)
-  uint32_t n_rows, first_shard;               // rows of x; number of w.shards[0] among all shards
+  uint64_t x_stride, y_stride, shard_stride;             // elements from row to row, and from shard to shard (0: columns of one row)
+  uint64_t x_batch, y_batch;                             // elements from batch to batch
+  uint32_t n_rows, first_shard;                          // rows of x; number of w.shards[0] among all shards
+  uint32_t n_outputs, n_batches, first_row, batch_rows;  // rows of W
   float scale;
   bool bf16, y_is_f32;  // of x; y is F32 whatever x is
+  bool gated;           // W = [gate | up], n_outputs rows each: y = silu(gate) * up, where k3_cuda_linear_can_gate
 };
+bool k3_cuda_linear_can_gate(const struct k3_cuda_linear *p);
 cudaError_t k3_cuda_launch_linear(const struct k3_cuda_linear *p, cudaStream_t stream);
 // dst[o, c] = W[first_row + o, c] as BF16, a panel for the library's product. Without the second scale, which is a factor of the product: what is
 // left of FP4 weights, code times block scale, BF16 holds exactly.
@@ -168,23 +173,24 @@ struct k3_cuda_absorb {  // [nope * W_UK | rotated] of each head
 cudaError_t k3_cuda_launch_absorb(const struct k3_cuda_absorb *p, cudaStream_t stream);
 
 struct k3_cuda_attention {
-  struct k3_cuda_matrix kv_b;
   struct k3_cuda_cache cache;
   const void *query;  // [B*T, N, E]
   const int32_t *block_tables;
   const int64_t *n_keys, *anchor_positions;
-  float *partial_latents;  // [B, N, splits, T, Rk], not yet divided by their sums
-  float *partial_sums;     // [B, N, splits, T, 2]: highest score, sum of exponentials
-  void *out;               // [B*T, N*Vd]
+  float *partial_latents;  // [B, splits, T*N, Rk], not yet divided by their sums; unset where a split has no key
+  float *partial_sums;     // [B, splits, T*N, 2]: highest score, sum of exponentials
+  void *latents;           // [B*T, N, Rk]
   uint64_t max_blocks;
-  uint32_t n_requests, block_width, n_heads, n_splits, nope_width, v_width, latent_rank, rope_width;
+  uint32_t n_requests, block_width, n_heads, n_splits, latent_rank, rope_width;
   float scale;
   bool causal, bf16;
 };
-// Two launches: scores and sums of each split of the keys; their combination, expanded through W_UV.
+// Two launches: scores and sums of each split of the keys; their combination.
 cudaError_t k3_cuda_launch_attention(const struct k3_cuda_attention *p, cudaStream_t stream);
+// Rows of the T*N of a request that one block works on, which decides how many splits are worth it; n_splits itself is not looked at.
+uint32_t k3_cuda_attention_rows(const struct k3_cuda_attention *p);
 // Keys of which one block keeps scores at a time.
-enum { K3_CUDA_KEY_TILE = 16 };
+enum { K3_CUDA_KEY_TILE = 32 };
 
 // head.cu: one slot k of every request.
 struct k3_cuda_maximum {
@@ -201,7 +207,7 @@ struct k3_cuda_markov {
   float *out_confidence, *out_logits;
   uint64_t out_row_nbytes;
   struct k3_cuda_maximum *maxima;  // [B, vocabulary chunks]
-  uint32_t *tickets;               // [B], zero before and after
+  uint32_t *tickets;               // [B], of which one per group of requests is used; zero before and after
   uint32_t n_requests, block_width, slot, vocab_size, rank, hidden_size;
   float scale;
   bool bf16, confidence_with_markov;

@@ -9,10 +9,14 @@ __device__ inline float from_e2m1(uint32_t code) {
   return __uint_as_float((code & 8) << 28 | (code & 7) << 22) * 8.5070592e+37f;
 }
 
-// Two E4M3 codes, exactly; NaN stays NaN.
-__device__ inline float2 from_e4m3x2(uint32_t codes) {
-  const __half2_raw raw = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(codes & 0xffff), __NV_E4M3);
+// Two FP8 codes, exactly; NaN stays NaN.
+__device__ inline float2 from_fp8x2(uint32_t codes, uint32_t dtype) {
+  const __nv_fp8_interpretation_t format = dtype == K3_CUDA_FLOAT_E5M2 ? __NV_E5M2 : __NV_E4M3;
+  const __half2_raw raw = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(codes & 0xffff), format);
   return __half22float2(__half2(raw));
+}
+__device__ inline float2 from_e4m3x2(uint32_t codes) {
+  return from_fp8x2(codes, K3_CUDA_FLOAT_E4M3);
 }
 
 __device__ inline float from_fp8(uint8_t code, __nv_fp8_interpretation_t format) {

@@ -64,7 +64,8 @@ __device__ void load_floats(const float *src, float (&values)[kWidth]) {
 
 // The sum is there: an all-reduce went before.
 template <class A, int kWidth>
-__global__ void sum_is_done_kernel(const __grid_constant__ k3_cuda_reduce p, const float *__restrict__ sums) {
+__global__ void sum_is_done_kernel(const __grid_constant__ k3_cuda_reduce p, const float *sums) {
+  wait_for_kernels();
   K3_DYNAMIC_SHARED(float, slots);
   for (uint32_t row = blockIdx.x; row < p.n_rows; row += gridDim.x) {
     const uint64_t begin = static_cast<uint64_t>(row) * p.width;
@@ -78,6 +79,7 @@ __device__ static void place_part(const k3_cuda_gather &p, uint32_t n_ranks, uin
 }
 
 __global__ void place_parts_kernel(const __grid_constant__ k3_cuda_gather p, uint32_t n_ranks) {
+  wait_for_kernels();
   const uint64_t width = static_cast<uint64_t>(n_ranks) * p.part_width, n = p.n_rows * width, part = static_cast<uint64_t>(p.n_rows) * p.part_width;
   for (uint64_t i = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += static_cast<uint64_t>(gridDim.x) * blockDim.x)
     place_part(p, n_ranks, i, p.parts + i % width / p.part_width * part);
@@ -101,6 +103,7 @@ __device__ void add_parts(const Peers &peers, uint64_t offset, uint64_t i, float
 
 template <class A, int kWidth>
 __global__ void one_shot_kernel(const __grid_constant__ k3_cuda_reduce p, const __grid_constant__ Peers peers) {
+  wait_for_kernels();
   K3_DYNAMIC_SHARED(float, slots);
   peer_barrier(peers, blockIdx.x);
   for (uint32_t row = blockIdx.x; row < p.n_rows; row += gridDim.x) {
@@ -113,6 +116,7 @@ __global__ void one_shot_kernel(const __grid_constant__ k3_cuda_reduce p, const 
 // reads, and takes the others from their owners. Each rank norms all rows itself: that reads nothing from afar.
 template <class A, int kWidth>
 __global__ void two_shot_kernel(const __grid_constant__ k3_cuda_reduce p, const __grid_constant__ Peers peers) {
+  wait_for_kernels();
   K3_DYNAMIC_SHARED(float, slots);
   const uint32_t n_ranks = static_cast<uint32_t>(peers.size), own = static_cast<uint32_t>(peers.rank);
   const uint32_t n_groups = ceil_div(p.n_rows, n_ranks);
@@ -151,6 +155,7 @@ __global__ void two_shot_kernel(const __grid_constant__ k3_cuda_reduce p, const 
 }
 
 __global__ void gather_kernel(const __grid_constant__ k3_cuda_gather p, const __grid_constant__ Peers peers) {
+  wait_for_kernels();
   peer_barrier(peers, blockIdx.x);
   const uint32_t n_ranks = static_cast<uint32_t>(peers.size);
   const uint64_t width = static_cast<uint64_t>(n_ranks) * p.part_width, n = p.n_rows * width;

@@ -20,6 +20,7 @@ __device__ void norm_row(const A *src, uint32_t width, const k3_cuda_vector &gai
 
 template <class A>
 __global__ void join_kernel(const __grid_constant__ k3_cuda_join p) {
+  wait_for_kernels();
   K3_DYNAMIC_SHARED(float, slots);
   const uint32_t row = blockIdx.x, tap = blockIdx.y;
   A *out = static_cast<A *>(p.out) + static_cast<uint64_t>(row) * p.width + static_cast<uint64_t>(p.first_tap + tap) * p.tap_width;
@@ -33,6 +34,7 @@ __global__ void join_kernel(const __grid_constant__ k3_cuda_join p) {
 
 template <class A>
 __global__ void add_norm_kernel(const __grid_constant__ k3_cuda_add_norm p) {
+  wait_for_kernels();
   K3_DYNAMIC_SHARED(float, slots);
   const uint64_t begin = static_cast<uint64_t>(blockIdx.x) * p.width;
   A *residual = static_cast<A *>(p.residual) + begin;
@@ -58,6 +60,7 @@ __device__ static void refuse(uint64_t *refused, k3_cuda_refusal why, uint32_t w
 // Block (row, layer).
 template <class A>
 __global__ void insert_kernel(const __grid_constant__ k3_cuda_insert p) {
+  wait_for_kernels();
   K3_DYNAMIC_SHARED(float, slots);
   const uint32_t row = blockIdx.x, layer = blockIdx.y, rope_begin = p.latent_rank;
   A *kv = static_cast<A *>(p.kv) + row * p.kv_stride + layer * p.layer_stride;
@@ -125,6 +128,7 @@ __device__ static void check_request(const k3_cuda_begin &p, uint32_t request) {
 // Block: one row of the block forward.
 template <class A>
 __global__ void begin_kernel(const __grid_constant__ k3_cuda_begin p) {
+  wait_for_kernels();
   const uint32_t row = blockIdx.x, request = row / p.block_width, j = row % p.block_width;
   int64_t anchor = p.anchor_positions[request];
   if (j == 0)
@@ -158,17 +162,18 @@ __global__ void begin_kernel(const __grid_constant__ k3_cuda_begin p) {
 
 template <class A>
 __global__ void gate_kernel(const __grid_constant__ k3_cuda_gate p) {
+  wait_for_kernels();
   const A *gate = static_cast<const A *>(p.gate_up) + static_cast<uint64_t>(blockIdx.y) * 2 * p.width, *up = gate + p.width;
   A *out = static_cast<A *>(p.out) + static_cast<uint64_t>(blockIdx.y) * p.width;
   const uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= p.width)
     return;
-  const float value = to_float(gate[i]), silu = rounded<A>(value / (1 + expf(-value)));
-  out[i] = from_float<A>(silu * to_float(up[i]));
+  out[i] = from_float<A>(gated<A>(to_float(gate[i]), to_float(up[i])));
 }
 
 template <class A>
 __global__ void export_kernel(const __grid_constant__ k3_cuda_export p) {
+  wait_for_kernels();
   const uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= p.width)
     return;

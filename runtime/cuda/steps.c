@@ -4,7 +4,7 @@
 // Up to so many rows our own kernel reads the weights where they lie; above, the library's product is used, on BF16 panels where the weights are
 // quantised. Set by what is read: a panel of FP4 costs 2 + 2 bytes a weight where the kernel reads half of one for every eight rows.
 static const uint32_t MAX_OWN_ROWS[K3_CUDA_N_KINDS] = {
-    [K3_CUDA_BF16] = 16, [K3_CUDA_F16] = 16, [K3_CUDA_F32] = 16, [K3_CUDA_FP8] = 24, [K3_CUDA_FP4] = 32};
+    [K3_CUDA_BF16] = 16, [K3_CUDA_F16] = 16, [K3_CUDA_F32] = 16, [K3_CUDA_FP8] = 64, [K3_CUDA_FP4] = 64};
 
 // A zeroed launch of a kind, or return.
 #define RECORD(variable, exec, name)                                                                    \
@@ -125,6 +125,8 @@ static enum k3_status record_product(struct k3_exec *exec, const struct product 
     linear->y_stride = p->y_stride;
     linear->shard_stride = p->shard_stride;
     linear->n_rows = (uint32_t)p->n_rows;
+    linear->n_outputs = linear->w.n_rows;
+    linear->n_batches = 1;
     linear->first_shard = first;
     linear->scale = p->scale;
     linear->bf16 = bf16;
@@ -389,52 +391,73 @@ enum k3_status k3_cuda_query(struct k3_exec *exec, const struct k3_query *p, str
   return K3_OK;
 }
 
-// Splits of the keys: enough blocks to fill the device twice, no split without a tile of keys, and what the combination can hold.
-static uint32_t n_splits_of(const struct k3_exec *exec, uint64_t n_heads, uint64_t n_requests) {
-  enum { MAX_SPLITS = 32 };
-  const uint64_t n_tiles = (exec->options.max_keys + K3_CUDA_KEY_TILE - 1) / K3_CUDA_KEY_TILE, n_blocks = n_heads * n_requests;
-  uint64_t n = (2 * (uint64_t)exec->backend->n_processors + n_blocks - 1) / n_blocks;
+// Splits of the keys: as many as fill the device once, no split without a tile of keys.
+static uint32_t n_splits_of(const struct k3_exec *exec, const struct k3_cuda_attention *p, uint64_t n_requests) {
+  enum { MAX_SPLITS = 64 };  // the combination reads them all
+  const uint64_t n_tiles = (exec->options.max_keys + K3_CUDA_KEY_TILE - 1) / K3_CUDA_KEY_TILE, n_per_block = k3_cuda_attention_rows(p);
+  const uint64_t n_blocks = ((uint64_t)p->block_width * p->n_heads + n_per_block - 1) / n_per_block * n_requests;
+  uint64_t n = (uint64_t)exec->backend->n_processors / n_blocks;
   n = n < n_tiles ? n : n_tiles;
   return n < 1 ? 1 : n < MAX_SPLITS ? (uint32_t)n : MAX_SPLITS;
 }
 
 // Parts of the largest batch that the session may have: scratch that grew with the batch would leave older graphs with an address of the past.
-static uint64_t max_parts(const struct k3_exec *exec, uint64_t n_heads) {
+static uint64_t max_parts(const struct k3_exec *exec, const struct k3_cuda_attention *p) {
   uint64_t most = 0;
   for (uint64_t n = 1; n <= exec->options.max_requests; n++) {
-    const uint64_t n_parts = n * n_splits_of(exec, n_heads, n);
+    const uint64_t n_parts = n * n_splits_of(exec, p, n);
     most = n_parts > most ? n_parts : most;
   }
-  return most * n_heads * exec->options.block_width;
+  return most * p->block_width * p->n_heads;
 }
 
-enum k3_status k3_cuda_attend(struct k3_exec *exec, const struct k3_attend *p, struct k3_error *err) {
-  const uint32_t n_splits = n_splits_of(exec, p->n_heads, p->n_requests);
-  const size_t n_parts = max_parts(exec, p->n_heads);
-  K3_TRY(k3_cuda_grow(&exec->partial_latents, &exec->partial_latents_nbytes, n_parts * p->latent_rank * sizeof(float), err));
-  K3_TRY(k3_cuda_grow(&exec->partial_sums, &exec->partial_sums_nbytes, n_parts * 2 * sizeof(float), err));
+static enum k3_status record_attention(struct k3_exec *exec, const struct k3_attend *p, struct k3_error *err) {
   RECORD(attention, exec, attention);
-  K3_TRY(k3_cuda_describe_matrix(p->kv_b, 0, &attention->kv_b, err));
   k3_cuda_describe_cache(p->cache, p->layer, &attention->cache);
   attention->query = p->query;
   attention->block_tables = p->block_tables;
   attention->n_keys = p->n_keys;
   attention->anchor_positions = p->anchor_positions;
-  attention->partial_latents = exec->partial_latents;
-  attention->partial_sums = exec->partial_sums;
-  attention->out = p->out;
+  attention->latents = p->latent;
   attention->max_blocks = p->max_blocks;
   attention->n_requests = (uint32_t)p->n_requests;
   attention->block_width = (uint32_t)p->block_width;
   attention->n_heads = (uint32_t)p->n_heads;
-  attention->n_splits = n_splits;
-  attention->nope_width = (uint32_t)p->nope_width;
-  attention->v_width = (uint32_t)p->v_width;
   attention->latent_rank = (uint32_t)p->latent_rank;
   attention->rope_width = (uint32_t)p->rope_width;
   attention->scale = p->scale;
   attention->causal = p->causal;
   attention->bf16 = exec->backend->base.bf16;
+  attention->n_splits = n_splits_of(exec, attention, p->n_requests);
+  const size_t n_parts = max_parts(exec, attention);
+  K3_TRY(k3_cuda_grow(&exec->partial_latents, &exec->partial_latents_nbytes, n_parts * p->latent_rank * sizeof(float), err));
+  K3_TRY(k3_cuda_grow(&exec->partial_sums, &exec->partial_sums_nbytes, n_parts * 2 * sizeof(float), err));
+  attention->partial_latents = exec->partial_latents;
+  attention->partial_sums = exec->partial_sums;
+  return K3_OK;
+}
+
+enum k3_status k3_cuda_attend(struct k3_exec *exec, const struct k3_attend *p, struct k3_error *err) {
+  const uint64_t N = p->n_heads;
+  K3_TRY(record_attention(exec, p, err));
+  RECORD(values, exec, linear);  // W_UV, a product for each head
+  K3_TRY(k3_cuda_describe_matrix(p->kv_b, 0, &values->w, err));
+  if (p->latent_rank % 8 != 0)
+    values->w.aligned = 0;
+  values->x = p->latent;
+  values->y = p->out;
+  values->x_stride = N * p->latent_rank;
+  values->y_stride = N * p->v_width;
+  values->x_batch = p->latent_rank;
+  values->y_batch = p->v_width;
+  values->n_rows = (uint32_t)(p->n_requests * p->block_width);
+  values->n_outputs = (uint32_t)p->v_width;
+  values->n_batches = (uint32_t)N;
+  values->first_row = (uint32_t)p->nope_width;
+  values->batch_rows = (uint32_t)(p->nope_width + p->v_width);
+  values->scale = 1;
+  values->bf16 = exec->backend->base.bf16;
+  values->y_is_f32 = !values->bf16;
   return K3_OK;
 }
 
@@ -442,7 +465,23 @@ enum k3_status k3_cuda_project(struct k3_exec *exec, const struct k3_project *p,
   return record_part(exec, p->proj, p->in, p->n_rows, p->out, p->reduce, p->partial, err);
 }
 
-enum k3_status k3_cuda_mlp(struct k3_exec *exec, const struct k3_mlp *p, struct k3_error *err) {
+// silu(gate) * up where the product is our own kernel's; false: nothing was recorded.
+static enum k3_status record_gated(struct k3_exec *exec, const struct k3_mlp *p, bool *recorded, struct k3_error *err) {
+  const struct product product = {p->gate_up, p->in, p->gated, p->n_rows, p->gate_up->n_cols, p->width, 0, false, 1};
+  struct k3_cuda_linear linear = {.bf16 = exec->backend->base.bf16};
+  K3_TRY(k3_cuda_describe_matrix(p->gate_up, 0, &linear.w, err));
+  *recorded =
+      linear.w.n_rows == 2 * p->width && (uintptr_t)p->in % 16 == 0 && !fits_library(exec, &product, &linear.w) && k3_cuda_linear_can_gate(&linear);
+  if (!*recorded)
+    return K3_OK;
+  K3_TRY(record_product(exec, &product, err));
+  struct k3_cuda_linear *last = (struct k3_cuda_linear *)(exec->launches + exec->last_launch);
+  last->n_outputs = (uint32_t)p->width;
+  last->gated = true;
+  return K3_OK;
+}
+
+static enum k3_status record_gate(struct k3_exec *exec, const struct k3_mlp *p, struct k3_error *err) {
   K3_TRY(record_rows(exec, p->gate_up, p->in, p->n_rows, p->gate_up_rows, err));
   RECORD(gate, exec, gate);
   gate->gate_up = p->gate_up_rows;
@@ -450,6 +489,14 @@ enum k3_status k3_cuda_mlp(struct k3_exec *exec, const struct k3_mlp *p, struct 
   gate->n_rows = (uint32_t)p->n_rows;
   gate->width = (uint32_t)p->width;
   gate->bf16 = exec->backend->base.bf16;
+  return K3_OK;
+}
+
+enum k3_status k3_cuda_mlp(struct k3_exec *exec, const struct k3_mlp *p, struct k3_error *err) {
+  bool recorded;
+  K3_TRY(record_gated(exec, p, &recorded, err));
+  if (!recorded)
+    K3_TRY(record_gate(exec, p, err));
   return record_part(exec, p->down, p->gated, p->n_rows, p->out, p->reduce, p->partial, err);
 }
 

@@ -18,8 +18,9 @@ struct Settings {
 };
 const Settings &settings();
 
-// Runs every block, one after another, on the calling OS thread. The error text of a failed grid goes to stderr.
-cudaError_t run_grid(const cudaLaunchConfig_t &config, const void *kernel, const std::function<void()> &body);
+// Runs every block, one after another, on the calling OS thread. The error text of a failed grid goes to stderr. `overlaps`: it was launched so that
+// it may begin before the kernel before has ended.
+cudaError_t run_grid(const cudaLaunchConfig_t &config, bool overlaps, const void *kernel, const std::function<void()> &body);
 
 // Work of a stream that is no kernel.
 cudaError_t queue(cudaStream_t stream, std::function<cudaError_t()> work);

@@ -70,6 +70,13 @@ struct Fibre {
   const char *what = nullptr;             // of a polling one
   bool fenced = false;                    // a fence has passed
   std::vector<const void *> since_fence;  // atomics since the last one
+  struct Copy {
+    void *shared;
+    const void *global;
+  };
+  std::vector<Copy> copies;  // under way
+  size_t n_copied = 0;
+  bool has_waited = false;  // for the kernels before
 };
 
 struct SharedPiece {
@@ -82,7 +89,7 @@ struct Engine {
   Fibre host;
   Fibre *current = nullptr;
   std::vector<Fibre *> block;  // by thread number
-  std::vector<Fibre *> ring;  // of those that can run, oldest at ring_head; as long as the block
+  std::vector<Fibre *> ring;   // of those that can run, oldest at ring_head; as long as the block
   size_t ring_head = 0, n_ready = 0;
   size_t n_live = 0, n_at_barrier = 0;
   const std::function<void()> *body = nullptr;
@@ -90,6 +97,7 @@ struct Engine {
   uint64_t grid_begin = 0, grid_end = 0;
   std::vector<SharedPiece> shared;
   size_t dynamic_nbytes = 0;
+  bool may_overlap = false;  // launched so that it may run beside the kernel before
   void *dynamic = nullptr;
   char error[2048] = "";
   bool timed_out = false;
@@ -223,6 +231,10 @@ __attribute__((noinline)) static void fibre_main() {
     e->n_live--;
     if (e->n_live > 0 && e->n_at_barrier > 0)
       fail(e, "cuda_sim: a thread has exited while others wait at __syncthreads\n");
+    if (e->may_overlap && !e->current->has_waited)
+      fail(e, "cuda_sim: a thread has exited without waiting for the kernels before\n");
+    if (!e->current->copies.empty())
+      fail(e, "cuda_sim: a thread has exited with copies under way\n");
     if (e->error[0])
       jump(e, &e->host);
     else
@@ -360,6 +372,12 @@ static void compute_warp_op(WarpOp op, uint32_t mask, Fibre *const *lanes) {
     for (unsigned l = 0; l < kWarp; l++)
       if (mask >> l & 1)
         *static_cast<uint32_t *>(lanes[l]->payload) = votes;
+  } else if (op == WarpOp::gather) {
+    if (mask != ~0u)
+      trap("a gather needs all 32 lanes");
+    for (unsigned l = 0; l < kWarp; l++)
+      for (unsigned from = 0; from < kWarp; from++)
+        static_cast<GatherPayload *>(lanes[l]->payload)->out[from] = static_cast<GatherPayload *>(lanes[from]->payload)->in;
   } else if (op == WarpOp::mma) {
     if (mask != ~0u)
       trap("mma needs all 32 lanes");
@@ -421,6 +439,30 @@ __attribute__((noinline)) void poll(const char *what) {
   }
   wake(e, fibre);
   run_next(e);
+}
+
+void wait_for_kernels() {
+  engine()->current->has_waited = true;
+}
+
+// --- copies ----------------------------------------------------------------------------------------------------------------------------------------
+
+void queue_copy(void *shared, const void *global) {
+  const Unseen unseen;
+  engine()->current->copies.push_back({shared, global});
+}
+
+bool next_copy(void **shared, const void **global) {
+  const Unseen unseen;
+  Fibre *fibre = engine()->current;
+  if (fibre->n_copied == fibre->copies.size()) {
+    fibre->copies.clear();
+    fibre->n_copied = 0;
+    return false;
+  }
+  *shared = fibre->copies[fibre->n_copied].shared;
+  *global = fibre->copies[fibre->n_copied++].global;
+  return true;
 }
 
 // --- fences ----------------------------------------------------------------------------------------------------------------------------------------
@@ -513,6 +555,7 @@ static void run_block(Engine *e, size_t set, const void *kernel, uint64_t *rando
     e->block[i] = fibre;
     fibre->number = i;
     fibre->fenced = false;
+    fibre->has_waited = false;
     fibre->since_fence.clear();
     fibre->index = {i % blockDim.x, i / blockDim.x % blockDim.y, i / blockDim.x / blockDim.y};
   }
@@ -546,7 +589,7 @@ static void find_own_stack(Fibre *host) {
 #endif
 }
 
-cudaError_t run_grid(const cudaLaunchConfig_t &config, const void *kernel, const std::function<void()> &body) {
+cudaError_t run_grid(const cudaLaunchConfig_t &config, bool overlaps, const void *kernel, const std::function<void()> &body) {
   Engine *e = engine();
   const dim3 grid = config.gridDim, block = config.blockDim;
   const size_t n_threads = static_cast<size_t>(block.x) * block.y * block.z, n_blocks = static_cast<size_t>(grid.x) * grid.y * grid.z;
@@ -561,6 +604,7 @@ cudaError_t run_grid(const cudaLaunchConfig_t &config, const void *kernel, const
   e->current = &e->host;
   e->body = &body;
   e->dynamic_nbytes = config.dynamicSmemBytes;
+  e->may_overlap = overlaps;
   e->error[0] = 0;
   e->timed_out = false;
   blockDim = block;

@@ -30,6 +30,7 @@ run() {
 plain() {
   run test_steps plain --
   run test_refusals plain --
+  run test_steps plain SIM_PROCESSORS=40 -- f32 "bf16 full"
   run test_forward plain --
   run test_forward plain SIM_LAZY=1 SIM_SEED=3 K3_TEST_MAX_TP=2 -- f32 "bf16 plain"
   run test_forward plain SIM_SEED=2 K3_TEST_MAX_TP=2 -- "f32 causal" "nvfp4-divide with f32"
@@ -40,12 +41,12 @@ plain() {
 
 sanitized() {
   run test_steps asan SIM_LAZY=1 SIM_SEED=5 --
-  run test_steps tsan TSAN_OPTIONS=halt_on_error=1 SIM_SEED=1 -- "f32 odd" "nvfp4, f32"
+  run test_steps tsan TSAN_OPTIONS=halt_on_error=1 SIM_SEED=1 -- "f32 odd" "nvfp4, f32" "bf16 full latents,"
   run test_refusals asan SIM_LAZY=1 --
   run test_steps msan -- "f32 odd" "bf16" "mxfp4"
   run test_forward asan K3_TEST_MAX_TP=2 -- f32 bf16 f16 nvfp4-divide mxfp4 fp8-block
   run test_forward asan SIM_LAZY=1 SIM_SEED=1 K3_TEST_MAX_TP=2 -- "bf16 plain"
-  run test_forward tsan TSAN_OPTIONS=halt_on_error=1 K3_TEST_MAX_TP=2 -- "bf16 plain" "nvfp4-divide plain" "bf16 odd"
+  run test_forward tsan TSAN_OPTIONS=halt_on_error=1 K3_TEST_MAX_TP=2 -- "bf16 plain" "nvfp4-divide plain" "bf16 odd" "bf16 causal"
   run test_forward tsan TSAN_OPTIONS=halt_on_error=1 K3_TEST_MAX_TP=2 K3PACK_SUMS=two-shot -- "bf16 plain"
   run test_forward asan SIM_LAZY=1 K3_TEST_MAX_TP=4 K3PACK_SUMS=two-shot -- "bf16 plain" "f32 sums at once"
   run test_forward asan SIM_LAZY=1 K3_TEST_MAX_TP=2 K3PACK_SUMS=explicit -- "bf16 plain" "f32 sums at once"

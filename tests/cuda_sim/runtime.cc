@@ -128,8 +128,14 @@ cudaError_t submit(const cudaLaunchConfig_t &config, const void *kernel, std::fu
   count(&Counters::kernels);
   if (!stream_of(config.stream)->capture)
     count(&Counters::in_no_capture);
-  const cudaLaunchConfig_t copy = config;
-  return add(config.stream, [copy, kernel, body] { return run_grid(copy, kernel, body); });
+  bool overlaps = false;
+  for (unsigned i = 0; i < config.numAttrs; i++)
+    overlaps |=
+        config.attrs[i].id == cudaLaunchAttributeProgrammaticStreamSerialization && config.attrs[i].val.programmaticStreamSerializationAllowed;
+  cudaLaunchConfig_t copy = config;
+  copy.attrs = nullptr;  // the caller's
+  copy.numAttrs = 0;
+  return add(config.stream, [copy, overlaps, kernel, body] { return run_grid(copy, overlaps, kernel, body); });
 }
 
 static cudaError_t allocate(Allocations *list, void **memory, size_t nbytes) {

@@ -121,7 +121,7 @@ static struct k3_matrix make_one(struct test_model *model, const struct test_sch
 }
 
 static struct k3_dspark_model make_dims(unsigned variant) {
-  const bool odd = variant & 4;
+  const bool odd = variant & 4, full = variant & 32;
   struct k3_dspark_model m = {
       .hidden_size = odd ? 68 : 64,
       .target_hidden_size = odd ? 36 : 64,
@@ -129,14 +129,18 @@ static struct k3_dspark_model make_dims(unsigned variant) {
       .n_layers = 2,
       .n_heads = 8,
       .qk_nope_head_dim = 16,
-      .qk_rope_head_dim = 8,
+      .qk_rope_head_dim = odd    ? 8
+                          : full ? 64
+                                 : 16,
       .v_head_dim = 16,
       .q_lora_rank = odd ? 44 : 64,
-      .kv_lora_rank = odd ? 28 : 32,
+      .kv_lora_rank = odd    ? 28
+                      : full ? 512
+                             : 32,
       .intermediate_size = 256,
       .vocab_size = 576,  // two whole chunks of the Markov loop and a part
       .markov_rank = odd ? 20 : 32,
-      .block_width = variant & 4 ? 9 : 5,  // above and below the rows that one kernel works on
+      .block_width = odd || full ? 9 : 5,  // above and below the rows that one kernel works on
       .mask_token_id = 571,
       .max_position_embeddings = 512,
       .rms_norm_eps = 1e-5,

@@ -24,7 +24,7 @@ uint64_t test_random(uint64_t *seed);  // 64 bits
 float test_normal(uint64_t *seed);     // mean 0, deviation about 1
 
 // Random weights of a scheme. `variant` bits: 1 causal, 2 taps with norms of their own, 4 widths that are no multiples of eight (plain schemes only),
-// 8 no Markov row in the confidence head, 16 everything but the linears is F32, so that activations are.
+// 8 no Markov row in the confidence head, 16 everything but the linears is F32, so that activations are, 32 latents as wide as those of K3.
 void test_model_create(struct test_model *model, const struct test_scheme *scheme, unsigned variant, uint64_t seed);
 void test_model_free(struct test_model *model);
 

@@ -27,10 +27,14 @@ cudaError_t launch_kernel(const cudaLaunchConfig_t *config, void (*kernel)(Param
 void *shared_memory(const void *tag, size_t nbytes);  // of this block, one piece per declaration
 void *dynamic_shared_memory();
 void block_barrier();
-enum class WarpOp { sync, shuffle, ballot, mma };
+enum class WarpOp { sync, shuffle, ballot, mma, gather };
 // Every lane of the mask waits here until all of them have come with this mask and operation; the last one computes for all.
 void warp_op(uint32_t mask, WarpOp op, void *payload);
 void poll(const char *what);  // one turn of a wait loop; ends the launch when the wait has lasted too long
+// A copy of sixteen bytes that happens when its thread waits for it: the caller takes what is under way, oldest first.
+void queue_copy(void *shared, const void *global);
+bool next_copy(void **shared, const void **global);
+void wait_for_kernels();  // every thread of a kernel that may overlap with the one before must have called it when it ends
 void fence();
 void before_atomic(const void *address);
 void after_atomic(const void *address);
@@ -51,6 +55,10 @@ struct MmaPayload {  // one lane's part of d[16x8] += a[16x16] * b[16x8]
   uint32_t a[4], b[2];
 };
 
+struct GatherPayload {  // every lane's word for every lane
+  uintptr_t in, out[32];
+};
+
 template <class T>
 T exchange(uint32_t mask, T value, unsigned source) {
   static_assert(sizeof(T) <= 16, "a shuffle moves at most 16 bytes");
@@ -64,7 +72,7 @@ T exchange(uint32_t mask, T value, unsigned source) {
 }
 
 template <class T>
-const T *aligned(const T *address) {
+T *aligned(T *address) {
   if (reinterpret_cast<uintptr_t>(address) % sizeof(T) != 0)
     trap("misaligned vector access");
   return address;
@@ -88,6 +96,9 @@ T read_modify_write(T *address, F change) {
 #undef __shared__
 #define __shared__         static_assert(false, "shared memory is declared with K3_SHARED");
 #define cudaLaunchKernelEx cuda_sim::launch_kernel
+#if !defined(__launch_bounds__)
+#define __launch_bounds__(...)
+#endif
 
 inline void __syncthreads() {
   cuda_sim::block_barrier();
