@@ -1,8 +1,13 @@
 // The fused steps as launches.
 #include "runtime/cuda/cuda.h"
 
-// Up to so many rows our own kernel reads the weights where they lie; above, the library's product is used, on BF16 panels where the weights are
-// quantised. Set by what is read: a panel of FP4 costs 2 + 2 bytes a weight where the kernel reads half of one for every eight rows.
+// Who multiplies: up to so many rows our own kernel, which reads the weights where they lie; above, the library, for quantised weights on BF16 panels.
+// Set by the bytes that a weight costs, not yet by measurement on a device:
+//   BF16  own: 2 for every 32 rows, and x again for every 16 or 32 outputs, which from 16 rows on no longer fits in the L1; the library: 2
+//   F16   the library reads BF16 only: a panel, 2 to read, 2 to write, 2 to read; F32 likewise
+//   FP8   own: 1 for every 32 rows; panel: 1 + 2 + 2
+//   FP4   own: 0.56 for up to 64 rows; panel: 0.56 + 2 + 2
+// With F32 activations it is our own kernel always.
 static const uint32_t MAX_OWN_ROWS[K3_CUDA_N_KINDS] = {
     [K3_CUDA_BF16] = 16, [K3_CUDA_F16] = 16, [K3_CUDA_F32] = 16, [K3_CUDA_FP8] = 64, [K3_CUDA_FP4] = 64};
 

@@ -163,7 +163,7 @@ static void run_context_insert(struct side *s, uint64_t n) {
   fill_cache(s);
   RUN(s, context_insert, .n_rows = n, .n_layers = L, .latent_rank = s->m->kv_lora_rank, .rope_width = s->m->qk_rope_head_dim,
       .context = activations(s, 1, n * s->m->hidden_size), .kv = &s->w->context_kv, .norms = s->w->kv_norms, .eps = 1e-5f, .rope = &s->engine->rope,
-      .positions = integers(s, n, 3, 27001), .slots = integers(s, n, 1, 3), .max_positions = 1 << 20, .cache = &s->cache,
+      .positions = integers(s, n, 3, 27001), .slots = integers(s, n, 1, 2), .max_positions = 1 << 20, .cache = &s->cache,
       .kv_rows = scratch(s, n * L * E), .out_f32 = output_f32(s, L * n * E), .out_row_nbytes = E * sizeof(float), .out_layer_rows = n);
   watch_cache(s);
 }
@@ -304,14 +304,14 @@ static const struct {
     {{"mxfp4, f32 activations", K3_SCHEME_MXFP4, K3_SECOND_NONE}, 16},
 };
 
-static const uint64_t ROWS[] = {1, 7, 20, 30, 40};  // one, a block, two and four tiles, and enough for the library's product
+static const uint64_t ROWS[] = {1, 7, 20, 40, 72};  // one, a block, four and eight tiles, and enough for the library's product in every scheme
 
 static void open_side(struct side *s, const struct test_model *model, const char *backend) {
   *s = (struct side){.m = &model->dims, .seed = 4242};
   s->engine = test_engine_create(model, backend, NULL, 0, 1, &s->err);
   must(s, s->engine ? K3_OK : s->err.status);
   s->w = &s->engine->weights;
-  const struct k3_exec_options options = {.max_rows = 64,
+  const struct k3_exec_options options = {.max_rows = 80,
                                           .max_requests = N_REQUESTS,
                                           .max_keys = MAX_KEYS,
                                           .block_width = model->dims.block_width,
