@@ -105,11 +105,10 @@ __global__ void markov_kernel(const __grid_constant__ k3_cuda_markov p) {
     for (uint32_t i = 1; i < n_warps; i++)
       best = better(best, slots[i * kRequests + threadIdx.x]);
     p.maxima[static_cast<uint64_t>(first_request + threadIdx.x) * gridDim.x + chunk] = {best.value, best.id};
-    __threadfence();  // the maxima before the ticket
   }
   __syncthreads();
   if (threadIdx.x == 0) {
-    __threadfence();
+    __threadfence();  // the maxima, this thread's and those that the barrier has shown it, before the ticket
     n_before[0] = atomicAdd(&p.tickets[blockIdx.y], 1u);
     __threadfence();  // the ticket before the others' maxima
   }

@@ -26,7 +26,7 @@ run_one() {  # patch: one line of result
     timeout 120 "build/cuda_sim/$build/${test:-test_forward}" "$cases" >"$folder/out" 2>&1; then
     echo "FAILED  $name is not found by $build"
   else
-    echo "found   $name ($build: $(grep -m 1 -oE 'SUMMARY: [A-Za-z]*: [a-z-]*( [a-z]*)?|deadlock|a wait timed out|differs by|other drafts|within [0-9.e+inf-]*|copies under way|without waiting|[0-9]* captures|unspecified launch failure' "$folder/out"))"
+    echo "found   $name ($build: $(grep -m 1 -oE 'SUMMARY: [A-Za-z]*: [a-z-]*( [a-z]*)?|deadlock|a wait timed out|differs by|other drafts|FAILED +[a-z_]+,.*: within [0-9.e+inf-]*|copies under way|without waiting|[0-9]* captures|unspecified launch failure' "$folder/out"))"
   fi
   rm -rf "$folder"
 }
