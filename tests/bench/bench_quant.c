@@ -3,6 +3,7 @@
 // Every figure is the minimum of 15 runs; the runs of all candidates and of memcpy are interleaved, so that a slow phase of the machine meets all of
 // them. ratio = (time of memcpy of the source bytes) / (time of the operation): 1 means that the operation takes as long as copying its input.
 // Buffers are larger than the last-level cache (argument 1: MiB of source, default 64).
+// To reach, "BF16 -> FP8 / NVFP4, one core": at least 0.75 / 0.4 of memcpy's rate with AVX-512, 0.6 / 0.3 with AVX2.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

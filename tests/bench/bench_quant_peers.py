@@ -1,5 +1,8 @@
 """Our encoders beside torch and compressed-tensors, in one process, on the same bytes and cores. Usage: bench_quant_peers.py LIBRARY
 
+"Rates of section 8 of the design, in tests/bench, beside torch and compressed-tensors on the same cores as ratios; at least 2 x the compiled torch
+version at equal threads": the last line of every table says how many times.
+
 LIBRARY is tests/bench/quant_shared.c as a shared library. Environment: SCHEMES (default: all), DTYPES ("bf16 f32"), THREADS ("1 2"), MIB (64, of BF16),
 RUNS (15), CLOCK (wall; cpu counts the process' own seconds and suits one thread on a busy machine).
 
@@ -7,12 +10,13 @@ Who runs, from the same Gaussian weight [n, 7168] in memory to codes and scales 
   k3pack              k3_quant_encode_rows in a pool of threads
   torch compiled      the fastest of the forms below, by torch.compile, written into tensors that are there, warmed up
   torch eager         the plainest of these forms without torch.compile
-  compressed-tensors  its own calculate_qparams and compress, as in tests/peers/reference.py
+  compressed-tensors  its own calculate_qparams and compress, as in tests/peers/reference.py, in the weight's dtype
 The forms of torch: "one graph" over the whole weight; "panels", the same over 128 rows at a time, whose intermediate results stay in the cache; for FP4
 "words", which writes a code per byte and then joins the two bytes of every 16-bit word, since only that is vectorised, as graphs of their own.
 
 Before timing, torch's codes and scales are compared with ours byte for byte, and the library's too where it computes in F32 (from BF16 weights it
-computes scales in BF16). Runs are interleaved and every figure is the minimum; who needs more than half a second joins every fifth round only.
+computes scales in BF16; tests/peers/quantised.py says what then differs). Runs are interleaved and every figure is the minimum; who needs more than
+half a second joins every fifth round only.
 """
 import ctypes
 import importlib.metadata
