@@ -30,7 +30,8 @@ static const struct k3_cli_help help = {
         "  k3pack run drafter.k3p --input scenario.safetensors -o drafts.safetensors\n"
         "  k3pack run drafter.k3p --input scenario.safetensors -o all.safetensors --emit all --threads 4\n"
         "  k3pack run m3.k3p --layers 0..3 --input states.safetensors -o out.safetensors --tp 2\n"
-        "  RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29511 k3pack run drafter.k3p --input scenario.safetensors -o drafts.safetensors",
+        "  RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29511 k3pack run drafter.k3p --input scenario.safetensors -o drafts.safetensors\n"
+        "  torchrun --no-python --nproc-per-node 8 env MASTER_PORT=29511 k3pack run drafter.k3p --input IN -o OUT --backend cuda",
 };
 
 // Parses "draft_ids,confidence" or "all" into a set of outputs. False names the word that is none.

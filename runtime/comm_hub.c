@@ -166,8 +166,11 @@ static void set_options(int fd) {
 
 static void accept_one(struct k3_comm_hub *hub) {
   int fd = accept4(hub->listener, NULL, NULL, SOCK_CLOEXEC), i = 0;
-  if (fd < 0)
+  if (fd < 0) {
+    // Out of descriptors, or a connection that is over already: not to be asked again at once.
+    nanosleep(&(struct timespec){0, 10000000}, NULL);
     return;
+  }
   while (i <= N_STRANGERS && hub->strangers[i] >= 0)
     i++;
   if (i > N_STRANGERS) {  // the one that has been silent for longest is none of ours

@@ -336,8 +336,9 @@ enum k3_status k3_comm_processes_create(int rank, int size, const char *address,
                                         struct k3_error *err) {
   struct k3_frame welcome;
   *comm = NULL;
-  if (size < 1 || size > MAX_SIZE || rank < 0 || rank >= size || !(bound_seconds > 0) || bound_seconds > 1e6 || port < 1 || port > 65535)
-    return k3_fail(err, K3_BAD_ARGUMENT, K3_RULE_NONE, NULL, NULL, "a rank below its size of at most 4096, a port of 1 to 65535, a bound above 0",
+  if (!address || size < 1 || size > MAX_SIZE || rank < 0 || rank >= size || !(bound_seconds > 0) || bound_seconds > 1e6 || port < 1 || port > 65535)
+    return k3_fail(err, K3_BAD_ARGUMENT, K3_RULE_NONE, NULL, NULL,
+                   "an address, a rank below its size of at most 4096, a port of 1 to 65535, a bound above 0",
                    "rank %d of %d, port %d, a bound of %g s", rank, size, port, bound_seconds);
   struct comm_processes *self = k3_calloc(1, sizeof *self, err);
   if (!self)

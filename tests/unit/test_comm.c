@@ -256,6 +256,7 @@ static void odd_settings_are_refused(void **state) {
   assert_int_equal(k3_comm_processes_create(2, 2, "127.0.0.1", 1, 1, comms, NULL), K3_BAD_ARGUMENT);
   assert_int_equal(k3_comm_processes_create(0, 2, "127.0.0.1", 0, 1, comms, NULL), K3_BAD_ARGUMENT);
   assert_int_equal(k3_comm_processes_create(0, 2, "127.0.0.1", 1, 0, comms, NULL), K3_BAD_ARGUMENT);
+  assert_int_equal(k3_comm_processes_create(0, 2, NULL, 1, 1, comms, NULL), K3_BAD_ARGUMENT);
   assert_null(comms[0]);
 }
 
