@@ -88,6 +88,11 @@ enum k3_status k3_check_run(const struct k3_ckpt *ckpt, const struct k3_ckpt *ta
   *recipe = (struct k3_recipe){0};
   *plan = (struct k3_plan){0};
   count_files(ckpt, findings, summary);
+  if (findings->n_errors_by_rule[K3_IMG01] + findings->n_errors_by_rule[K3_IMG02] + findings->n_errors_by_rule[K3_IMG03] > 0) {
+    // An image that contradicts itself: its own tensors would only be strangers to every recipe.
+    summary->n_tensors = summary->n_tensors_expected = ckpt->n_tensors;
+    return k3_recipe_load("generic", recipe, err);
+  }
   if (ckpt->image.bytes)
     return check_image(ckpt, options, recipe, summary, findings, err);
   K3_TRY(find_recipe(ckpt, options, recipe, summary, findings, err));

@@ -56,6 +56,8 @@ make_input() {
         esac
         "$python" tests/python/edit_checkpoint.py "$work/made/input" "$edit" "$@" || return 1
         ;;
+      image) "$K3PACK" convert "$work/made/input" -o "$work/made/image" --quiet 2>/dev/null && rm -r "$work/made/input" && mv "$work/made/image" "$work/made/input" || return 1 ;;
+      manifest) "$python" tests/python/edit_image.py "$work/made/input" $rest || return 1 ;;
       file) printf '%s' "${rest#* }" >"$work/made/input/${rest%% *}" ;;
       *) echo "no step $verb"; return 1 ;;
     esac
