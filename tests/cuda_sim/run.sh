@@ -64,6 +64,10 @@ plugin=K3PACK_CUDA_PLUGIN=$sim/plain/libk3pack_cuda.so
 env "$plugin" sh tests/kernels/golden.sh "$build" 8 || failed=1
 sh tests/cuda_sim/program.sh "$build" "$sim" || failed=1
 
+for c in tiny_f32 tiny_bf16; do
+  "$build/k3pack" convert fixtures/dspark/$c/draft --target fixtures/dspark/$c/target -o "$work/$c.k3p" --quiet || failed=1
+done
+
 # Timings come from the device: bench replays every step alone and whole calls, cold and warm, and reports loading apart from starting CUDA.
 K3PACK_CUDA_PLUGIN=$sim/plain/libk3pack_cuda.so "$build/k3pack" bench "$work/tiny_bf16.k3p" --backend cuda --context 10 --requests 2 --runs 5 --json \
   >"$work/bench" 2>"$work/out" && python3 - "$work/bench" <<'PY' || {
@@ -95,7 +99,6 @@ refuses() {  # text, environment...
     failed=1
   fi
 }
-"$build/k3pack" convert fixtures/dspark/tiny_f32/draft --target fixtures/dspark/tiny_f32/target -o "$work/tiny_f32.k3p" --quiet || failed=1
 refuses "there is no GPU" "$plugin" SIM_DEVICES=0
 refuses "CUDA 12.4, CUDA 13.0 is needed" "$plugin" SIM_DRIVER=12040
 refuses "bytes of GPU memory are needed, 0 of 0 are free" "$plugin" SIM_FREE_MIB=0
