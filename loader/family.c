@@ -207,5 +207,6 @@ enum k3_status k3_family_check_tensors(const struct k3_plan *plan, struct k3_fin
 
 enum k3_status k3_family_check_values(const struct k3_plan *plan, struct k3_findings *findings, struct k3_error *err) {
   const struct k3_family *family = family_of(plan->recipe);
-  return family && family->check_values ? family->check_values(plan, findings, err) : K3_OK;
+  // Without a sound config nothing was mapped.
+  return family && family->check_values && plan->mapper.config ? family->check_values(plan, findings, err) : K3_OK;
 }

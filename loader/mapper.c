@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/arith.h"
 
 static const char *const PARAM_NAMES[K3_PARAM_KNOWN_COUNT] = {
     "weight",      "weight_packed",      "weight_scale",      "weight_global_scale", "weight_scale_2", "weight_scale_inv",
@@ -108,7 +109,25 @@ static enum k3_status list_layers(struct k3_mapper *mapper, struct k3_error *err
   return K3_OK;
 }
 
-enum { MAX_LAYERS = 4096 };
+enum { MAX_LAYERS = 4096, MAX_INSTANCES = 1 << 20 };
+
+// What a model must have is counted one by one, so a config may not promise more than any model has.
+static enum k3_status check_instances(const struct k3_mapper *mapper, struct k3_error *err) {
+  const struct k3_recipe *recipe = mapper->recipe;
+  const char *file = mapper->config ? k3_config_file(mapper->config) : NULL;
+  for (size_t m = 0; m < recipe->n_modules; m++) {
+    uint64_t n = 1;
+    for (size_t i = 0; i < recipe->n_indexes; i++) {
+      const char text[] = {'{', recipe->indexes[i].letter, '}', '\0'};
+      if (!strstr(recipe->modules[m].name, text))
+        continue;
+      if (!k3_mul_u64(n, mapper->index_counts[i], &n) || n > MAX_INSTANCES)
+        return k3_fail(err, K3_BAD_INPUT, K3_CFG20, file, recipe->indexes[i].count, "at most 1048576 modules of one kind",
+                       "%llu, which makes too many of %s", (unsigned long long)mapper->index_counts[i], recipe->modules[m].name);
+    }
+  }
+  return K3_OK;
+}
 
 static enum k3_status read_counts(struct k3_mapper *mapper, struct k3_error *err) {
   const struct k3_recipe *recipe = mapper->recipe;
@@ -122,7 +141,7 @@ static enum k3_status read_counts(struct k3_mapper *mapper, struct k3_error *err
   if (mapper->index_counts[0] > MAX_LAYERS)
     return k3_fail(err, K3_BAD_INPUT, K3_CFG20, mapper->config ? k3_config_file(mapper->config) : NULL, recipe->indexes[0].count,
                    "at most 4096 layers", "%llu", (unsigned long long)mapper->index_counts[0]);
-  return K3_OK;
+  return check_instances(mapper, err);
 }
 
 static void find_stacks(struct k3_mapper *mapper) {

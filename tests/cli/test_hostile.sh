@@ -164,6 +164,15 @@ for field, values in (("num_hidden_layers", (0, -1, 2 ** 31, 2 ** 63, 1.5, "3", 
                       ("vocab_size", (0, 2 ** 60)), ("target_layer_ids", ([], [0] * 100000, "x", [2 ** 63], [-1]))):
     for value in values:
         folder("config %s %.20r" % (field, value), None, ["CFG20", "MAP02", "MAP04", "MAP05", "CFG19", "CFG21"], {"model.safetensors": weights}, json.dumps({**drafter, field: value}), recipe=())
+# A config that promises more experts than anything has: refused, not counted one by one.
+subprocess.run([program, "synth", os.path.join(work, "promised"), "--preset", "v32-tiny", "--quiet", "--shards", "1"], check=True)
+with open(os.path.join(work, "promised/config.json")) as source:
+    promised = json.load(source)
+with open(os.path.join(work, "promised/model.safetensors"), "rb") as source:
+    promised_weights = source.read()
+for value in (2 ** 31, 2 ** 20, 2 ** 53, 0):
+    folder("config n_routed_experts %d" % value, None, ["CFG20", "MAP02", "MAP04"], {"model.safetensors": promised_weights}, json.dumps({**promised, "n_routed_experts": value}),
+           recipe=())
 folder("config nested", None, ["CFG19"], {"model.safetensors": weights}, "[" * 200000, recipe=())
 folder("unknown quantisation", None, ["CFG21", "CFG11", "CFG20"], {"model.safetensors": good}, json.dumps({"quantization_config": {"quant_method": "x" * 3000}}))
 blow = {"quant_method": "compressed-tensors", "format": "float-quantized", "ignore": ["re:(a+)+$", "re:(.*)*x", "*" * 200 + "b"], "config_groups": {}}
