@@ -3,7 +3,8 @@
 PYTHON ?= python3
 # An interpreter that has the packages already can be given: make test-peers PEERS_PYTHON=.../python
 PEERS_PYTHON ?= build/peers-venv/bin/python
-PEERS_PACKAGES := numpy safetensors torch compressed-tensors nvidia-modelopt requests tqdm pulp scipy nvidia-ml-py rich regex omegaconf
+# NumPy below 2.4: with the PyTorch that llmcompressor asks for comes a Triton whose interpreter takes no later one.
+PEERS_PACKAGES := 'numpy<2.4' safetensors torch compressed-tensors nvidia-modelopt requests tqdm pulp scipy nvidia-ml-py rich regex omegaconf
 
 $(B)/peers/read_headers: tests/peers/read_headers.c $(B)/libk3pack.a
 	@mkdir -p $(@D)
