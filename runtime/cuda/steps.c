@@ -1,8 +1,8 @@
 // The fused steps as launches.
 #include "runtime/cuda/cuda.h"
 
-// Who multiplies: up to so many rows our own kernel, which reads the weights where they lie; above, the library, for quantised weights on BF16 panels.
-// Set by the bytes that a weight costs, not yet by measurement on a device:
+// Who multiplies: up to so many rows our own kernel, which reads the weights where they lie; above, the library, for quantised weights on BF16
+// panels. Set by the bytes that a weight costs, not yet by measurement on a device:
 //   BF16  own: 2 for every 32 rows, and x again for every 16 or 32 outputs, which from 16 rows on no longer fits in the L1; the library: 2
 //   F16   the library reads BF16 only: a panel, 2 to read, 2 to write, 2 to read; F32 likewise
 //   FP8   own: 1 for every 32 rows; panel: 1 + 2 + 2
