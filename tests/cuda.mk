@@ -85,7 +85,7 @@ sim-builds: $(SIM_VARIANTS:%=sim-%) $(SIM)/without_nccl/libk3pack_cuda.so
 test-sim: all sim-builds
 	sh tests/cuda_sim/run.sh $(B)
 
-#help   test-sim-full  a drafter of the published geometry in the simulator: 20 GB of disk in FULL_DIR (default build/full), some minutes
+#help   test-sim-full  a drafter of the published geometry, BF16 and NVFP4, in the simulator: 24 GB of disk in FULL_DIR (default build/full), some minutes
 test-sim-full: all sim-plain
 	sh tests/cuda_sim/full.sh $(B)
 .PHONY: sim-fault sim-builds test-sim test-sim-full

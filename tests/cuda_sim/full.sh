@@ -1,15 +1,15 @@
 #!/bin/sh
 # A drafter of the published geometry on the simulated backend: "a full BF16 and an NVFP4 image load and draft with one command", one request of four
-# context rows, compared with the CPU backend. Needs 16 GB of memory, 20 GB of disk in FULL_DIR and some minutes; not part of the ordinary tests.
-#   full.sh BUILD [QUANT...]   default: nvfp4
+# context rows, compared with the CPU backend. Needs 16 GB of memory, 24 GB of disk in FULL_DIR and some minutes; not part of the ordinary tests.
+#   full.sh BUILD [QUANT...]   default: none (BF16) and nvfp4
 set -u
 build=$1
 shift
 dir=${FULL_DIR:-build/full}
 mkdir -p "$dir"
 free=$(df -Pk "$dir" | awk 'NR == 2 { print $4 }')
-if [ "$free" -lt 20971520 ]; then
-  echo "SKIPPED: the full geometry needs 20 GB in $dir, there are $((free / 1048576)) GB"
+if [ "$free" -lt 25165824 ]; then
+  echo "SKIPPED: the full geometry needs 24 GB in $dir, there are $((free / 1048576)) GB"
   exit 77
 fi
 trap 'rm -rf "$dir/draft" "$dir/target" "$dir/image.k3p" "$dir/scenario" "$dir/cpu" "$dir/cuda"' EXIT INT TERM
@@ -29,7 +29,7 @@ text = json.dumps(header).encode()
 open(sys.argv[1], "wb").write(struct.pack("<Q", len(text)) + text + b"".join(part[3] for part in parts))
 PY
 failed=0
-[ $# -gt 0 ] || set -- nvfp4
+[ $# -gt 0 ] || set -- none nvfp4
 for quant in "$@"; do
   rm -rf "$dir/draft" "$dir/image.k3p"
   "$build/k3pack" synth "$dir/draft" --preset k3-dspark --quant "$quant" --force --quiet || exit 1
