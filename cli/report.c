@@ -5,10 +5,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/alloc.h"
+#include "base/clock.h"
 #include "base/rules_advice.h"
 #include "cli/cli.h"
 
@@ -22,12 +22,6 @@ static struct {
   const char *what;
 } screen = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 
-static double now_seconds(void) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-
 // With the mutex held.
 static void clear_line(void) {
   if (screen.drawn)
@@ -37,7 +31,7 @@ static void clear_line(void) {
 
 static void draw_progress(void *ctx, const char *what, uint64_t done, uint64_t total) {
   (void)ctx;
-  double now = now_seconds();
+  double now = k3_clock();
   pthread_mutex_lock(&screen.mutex);
   if (screen.what != what) {
     screen.what = what;
